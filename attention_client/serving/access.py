@@ -20,7 +20,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from attention_client.serving.dashboard.mount import is_page_path
+from attention_client.serving.dashboard.viewers import is_page_path
 from attention_client.serving.errors import error_response
 from eaas.generation.errors import ApiError
 from eaas.net.api_keys import ApiKeys
@@ -112,9 +112,10 @@ class Access:
         headers, keys = (
             [value for key, value in scope["headers"] if key == name] for name in _SHOWN
         )
-        if is_page_path(scope["path"]):
-            # Only the page accepts a password, because a browser sends a stored password automatically, even
-            # if another page triggers the request.
+        from_page = Headers(scope=scope).get("sec-fetch-site") == "same-origin"
+        if is_page_path(scope["path"]) or from_page:
+            # Only the page and its own requests may show a password, because a browser sends a stored one
+            # automatically, even if another page triggers the request.
             headers = [_as_bearer(header) for header in headers]
         if len(headers) > 1 or len(keys) > 1:
             return False

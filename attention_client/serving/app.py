@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import logging
 from array import array
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -24,7 +24,6 @@ from attention_client.generation.scheduler_metrics import SchedulerMetrics
 from attention_client.generation.sizes import EngineSizes
 from attention_client.layer_call.expert_attribution import ExpertAttribution
 from attention_client.serving.access import Access, Cors
-from attention_client.serving.dashboard.chat_source import Piece
 from attention_client.serving.dashboard.mount import Dashboard
 from attention_client.serving.defaults import Defaults
 from attention_client.serving.errors import ERROR_HANDLERS
@@ -34,10 +33,9 @@ from attention_client.serving.limits import Quota, ServeLimits
 from attention_client.serving.metrics import ServeMetrics
 from attention_client.serving.openapi import openapi_document
 from attention_client.serving.prompts.anthropic_body import CountRequest
-from attention_client.serving.prompts.bodies import ChatRequest, DetokenizeRequest, TokenizeRequest
+from attention_client.serving.prompts.bodies import DetokenizeRequest, TokenizeRequest
 from attention_client.serving.prompts.reader import missing_template
-from attention_client.serving.requests.completions import ChatHandler, Handler, TextHandler
-from attention_client.serving.requests.generation import Served
+from attention_client.serving.requests.completions import ChatHandler, TextHandler
 from attention_client.serving.requests.messages import MessagesHandler
 from attention_client.serving.requests.responses import ResponsesHandler, StoredResponses
 from attention_client.serving.requests.service import More, Service
@@ -138,8 +136,8 @@ def build_app(
         _add_post(app, path, answer)
     _add_stored(app, stored)
     if dashboard is not None:
-        handler = text if missing_template(tokenizer) else chat
-        dashboard.serve(names[0], partial(_page_chat, handler, sequences))
+        has_chat = not missing_template(tokenizer)
+        dashboard.serve(names[0], has_chat=has_chat, names_servers=attribution is not None)
         app.router.routes.append(dashboard)
     app.add_middleware(
         RequestGuard,
@@ -220,24 +218,6 @@ def _health(good: bool, reason: str) -> Response:
     if good:
         return JSONResponse({"status": "ok"})
     return JSONResponse({"status": "unhealthy", "reason": reason}, status_code=503)
-
-
-async def _page_chat(
-    handler: Handler, sequences: Quota, text: str, tokens: int
-) -> AsyncGenerator[Piece, None]:
-    """Answer in the dashboard's chat box (`ChatSource`). The answer counts towards the limit of requests."""
-    is_chat = handler.request_class is ChatRequest
-    said = {"messages": [{"role": "user", "content": text}]} if is_chat else {"prompt": text}
-    options = {"max_tokens": tokens, "stream": True, "stream_options": {"include_servers": True}}
-    with sequences.share() as take:
-        take(1)
-        _, answer = await handler.answer(json.dumps(said | options).encode())
-        async with aclosing(answer.pieces()) as pieces:  # type: ignore[type-var]
-            async for _, piece in pieces:
-                if isinstance(piece, Served):
-                    yield piece.servers
-                elif isinstance(piece, str):
-                    yield piece
 
 
 async def _tokenize(service: Service, body: bytes, _more: More) -> Response:

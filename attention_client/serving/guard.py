@@ -14,7 +14,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from attention_client.serving.access import Access
-from attention_client.serving.dashboard.mount import is_page_path
+from attention_client.serving.dashboard.viewers import is_page_path
 from attention_client.serving.errors import error_response
 from attention_client.serving.limits import Quota, ServeLimits
 from attention_client.serving.metrics import ServeMetrics

@@ -13,8 +13,8 @@ from attention_client.engines.vllm.logs import log_with_vllm
 from attention_client.observer import ClusterObserver
 from attention_client.serving.access import Access
 from attention_client.serving.dashboard.build import build_dashboard
-from attention_client.serving.dashboard.mount import Dashboard, is_page_path
-from attention_client.vllm_server.chat import VllmChat
+from attention_client.serving.dashboard.mount import Dashboard
+from attention_client.serving.dashboard.viewers import is_page_path
 from attention_client.vllm_server.metrics import metrics_page
 from attention_client.vllm_server.settings import EndpointSettings
 from eaas.cluster_snapshot.counters import Counters, read_counters
@@ -29,7 +29,6 @@ __all__ = ["Endpoint"]
 
 _STATUS = "/eaas/v1/status"
 _METRICS = "/metrics"
-_POLL_S = 0.25
 # WebSocket: policy violation. Before the handshake it becomes HTTP 403.
 _REFUSED = 1008
 
@@ -60,9 +59,6 @@ class Endpoint:
         self._tls = tls
         self._observer = ClusterObserver(settings.monitor, tls)
         self._address = join_host_port(host_to_tell(settings.host), settings.port)
-        # The last request's scope, for requests of our own.
-        self._like: Scope = {}
-        self._closing: asyncio.Task[None] | None = None
         self._dashboard: Dashboard | None = None
         if settings.dashboard:
             self._dashboard = build_dashboard(
@@ -75,8 +71,7 @@ class Endpoint:
                 keys,
                 operator_page=settings.operator_page,
             )
-            chat = VllmChat(app, lambda: self._like, settings.model, chat=settings.chat)
-            self._dashboard.serve(settings.model, chat.answer)
+            self._dashboard.serve(settings.model, has_chat=settings.chat, names_servers=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request for one of our paths; leave the others to vLLM, if they may pass."""
@@ -96,8 +91,6 @@ class Endpoint:
         if refusal is not None:
             await refusal(scope, receive, send)
             return
-        # A copy, because applications write into it.
-        self._like = dict(scope)
         path, reads = scope["path"], scope["method"] in ("GET", "HEAD")
         if path == _STATUS and reads:
             await (await self._status())(scope, receive, send)
@@ -105,7 +98,6 @@ class Endpoint:
             page = await metrics_page(self._app, scope, self._observer, self._address)
             await page(scope, receive, send)
         elif self._dashboard is not None and is_page_path(path):
-            self._close_pages_at_end(scope, self._dashboard)
             await self._dashboard.handle(scope, receive, send)
         else:
             await self._app(scope, receive, send)
@@ -132,22 +124,9 @@ class Endpoint:
         async def watched() -> Message:
             message = await receive()
             if message["type"] == "lifespan.shutdown":
-                if self._dashboard is not None and self._closing is None:
+                if self._dashboard is not None:
                     await self._dashboard.close()
                 await asyncio.get_running_loop().run_in_executor(None, self._observer.close)
             return message
 
         return watched
-
-    def _close_pages_at_end(self, scope: Scope, dashboard: Dashboard) -> None:
-        """End the viewers' requests once the server wants to exit, because it waits for them."""
-        if self._closing is None:
-            server = getattr(scope["app"].state, "server", None)
-            if server is not None:
-                self._closing = asyncio.ensure_future(_close_at_end(server, dashboard))
-
-
-async def _close_at_end(server: object, dashboard: Dashboard) -> None:
-    while not getattr(server, "should_exit", True):
-        await asyncio.sleep(_POLL_S)
-    await dashboard.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import sys
@@ -44,8 +43,9 @@ def top(
     """
     from rich.console import Console
 
+    from eaas.cluster_snapshot.document import document, encode
     from eaas.cluster_snapshot.remote import remote_reader
-    from eaas_cli.commands.top_view import COLUMNS, document, frame
+    from eaas_cli.commands.top_view import COLUMNS, frame
 
     status = fetch_status(endpoint, key_file)
     url = str(status["endpoint"]).removesuffix("/v1")
@@ -61,7 +61,7 @@ def top(
             return
         snapshot = _second_snapshot(reader)
     if as_json:
-        typer.echo(json.dumps(document(url, snapshot)))
+        typer.echo(encode({"endpoint": url} | document(snapshot)))
         return
     if not console.is_terminal:
         console = Console(width=COLUMNS)

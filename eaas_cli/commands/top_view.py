@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
 
 import numpy as np
 from rich.console import Group, RenderableType
@@ -17,7 +15,7 @@ from eaas.counted import counted
 from eaas.types import MemberState, Role
 from eaas_cli.commands.client import STATE_COLOURS, unreachable_text
 
-__all__ = ["COLUMNS", "document", "frame"]
+__all__ = ["COLUMNS", "frame"]
 
 COLUMNS = 80
 """Width of a frame: no line is longer."""
@@ -213,60 +211,3 @@ def _number(value: float | None) -> str:
 
 def _percent(share: float | None) -> str:
     return _UNKNOWN if share is None else f"{share:.0%}"
-
-
-def document(endpoint: str, snapshot: ClusterSnapshot) -> dict[str, Any]:
-    """Convert a snapshot to the document of `eaas top --json`."""
-    counters, load, now = snapshot.counters, snapshot.load, snapshot.at
-    return {
-        "endpoint": endpoint,
-        "epoch": snapshot.placement.epoch if snapshot.placement is not None else 0,
-        "sources": {
-            name: {
-                "silent_s": None if s.silent_since is None else now - s.silent_since,
-                "why": s.why,
-            }
-            for name, s in snapshot.sources.items()
-        },
-        "members": [
-            {
-                "id": m.member.id,
-                "role": m.member.role.value,
-                "state": m.member.state.value,
-                "incarnation": m.member.incarnation,
-                "experts": m.member.experts,
-                "in_flight": m.member.in_flight,
-                "utilisation": m.utilisation,
-                "lease_age_s": m.lease_age_s,
-                "unreachable": dict(m.unreachable),
-                "loading": None
-                if m.loading is None
-                else {**asdict(m.loading), "left_s": m.loading.left_s},
-            }
-            for m in snapshot.members
-        ],
-        "coverage": None
-        if snapshot.placement is None
-        else {
-            "uncovered": [list(pair) for pair in snapshot.uncovered],
-            "min_replicas": snapshot.min_replicas,
-            "min_nodes": snapshot.min_nodes,
-        },
-        "requests": {
-            "running": counters.running if counters else None,
-            "waiting": counters.waiting if counters else None,
-        },
-        "rates": {
-            "tokens_per_s": snapshot.rates.tokens_per_s,
-            "ttft_s": snapshot.rates.ttft_s,
-            "itl_s": snapshot.rates.itl_s,
-        },
-        "balance": {"par": snapshot.par, "bound": snapshot.bound, "gap": snapshot.gap},
-        "load": None
-        if load is None
-        else {"servers": list(load.servers), "tokens": load.tokens_LS.tolist()},
-        "events": [
-            {"ago_s": now - e.at, "kind": e.kind, "subject": e.subject, "text": e.text}
-            for e in snapshot.events
-        ],
-    }

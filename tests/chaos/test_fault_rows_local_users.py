@@ -138,11 +138,13 @@ def test_row_43_another_user_of_the_machine_is_refused(
     token = server_records.find(cluster.endpoint.removeprefix("http://"))
     assert token is not None
     with httpx.Client(base_url=cluster.endpoint, timeout=60, follow_redirects=True) as http:
-        assert "Read-only" in http.get("/").text
+        assert http.get("/eaas/v1/snapshot").json()["is_operator"] is False
+        assert http.post("/eaas/v1/actions", json={"action": "rebalance"}).status_code == 403
         assert http.get(f"/operator/{'0' * 64}/").status_code == 403
-        assert "Read-only" in http.get("/").text
-        assert "Read-only" not in http.get(f"/operator/{token.secret}/").text
-        assert "Read-only" not in http.get("/").text
+        assert http.get("/eaas/v1/snapshot").json()["is_operator"] is False
+        assert http.get(f"/operator/{token.secret}/").url.path == "/"
+        assert http.get("/eaas/v1/snapshot").json()["is_operator"] is True
+        assert http.post("/eaas/v1/actions", json={"action": "no"}).status_code == 400
 
     # A process that takes a dead server's port does not learn the secret and cannot act as that server.
     os.kill(children["monitor"].pid, signal.SIGKILL)

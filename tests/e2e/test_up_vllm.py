@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+from browser import chromium, open_page
 from vllm_python import NEEDS_VLLM, PYTHON, ROOT
 
 START_S = 400.0
@@ -66,6 +67,22 @@ def test_the_printed_curl_line_works(up: Any) -> None:
     document = json.loads(done.stdout)
     assert document["model"] == "demo"
     assert document["choices"][0]["message"]["content"]
+
+
+def test_the_page_shows_the_cluster_and_chats(up: Any) -> None:
+    url = up.wait_output(r"page: +(http://\S+/)")
+    with chromium() as browser, open_page(browser, url) as watched:
+        page = watched.page
+        page.get_by_text("all is well").wait_for()
+        assert watched.part("members").get_by_text("SERVING").count() == 6
+        page.get_by_role("button", name="Kill expert-server-2", exact=True).wait_for()
+        page.get_by_role("button", name="Send").click()
+        page.wait_for_function(
+            "() => document.querySelector('[data-part=answer]').innerText.length > 20"
+        )
+        page.get_by_role("button", name="Send").click()  # enabled after the answer
+        assert "The answer failed" not in watched.part("answer").inner_text()
+        assert watched.complaints == []
 
 
 def test_status_is_that_of_the_embedded_engine(up: Any) -> None:

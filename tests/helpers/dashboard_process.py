@@ -16,16 +16,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from attention_client.serving.dashboard import broadcaster
 from attention_client.serving.dashboard.mount import Dashboard
 from attention_client.serving.dashboard.operator import Operator
 from benchmarks.harness.worker import commands_from
 from eaas.cluster_snapshot import ClusterSnapshot
 from eaas.cluster_snapshot.counters import Counters, Rates
+from eaas.cluster_snapshot.loading import Loading
 from eaas.cluster_snapshot.model import Decision, Event, Load, MemberSnapshot, Point, Source
 from eaas.launcher_pipe import announce, bind_to_launcher
 from eaas.types import Member, MemberState, Placement, Role
 
+PERIOD_S = 0.3  # tests wait for the next poll
 _STATES = (MemberState.SERVING, MemberState.JOINING, MemberState.DRAINING, MemberState.SUSPECT)
 
 
@@ -85,14 +86,25 @@ def _unreachable(name: str) -> ClusterSnapshot:
 
 
 def _with_states(shown: ClusterSnapshot, *states: MemberState) -> ClusterSnapshot:
-    """Set the states of the expert servers."""
+    """Set the states of the expert servers; those that join load experts."""
     others = [m for m in shown.members if m.member.role is not Role.EXPERT_SERVER]
     servers = [m for m in shown.members if m.member.role is Role.EXPERT_SERVER]
     changed = (
-        replace(m, member=replace(m.member, state=state))
+        replace(
+            m,
+            member=replace(m.member, state=state),
+            loading=Loading(4 * 10**9, 14 * 10**8, 28e6) if state is MemberState.JOINING else None,
+        )
         for m, state in zip(servers, states, strict=True)
     )
     return replace(shown, members=(*others, *changed))
+
+
+def _idle(shown: ClusterSnapshot) -> ClusterSnapshot:
+    """Leave out what servers have computed and the balancer has decided."""
+    assert shown.load is not None
+    load = replace(shown.load, tokens_LS=np.zeros_like(shown.load.tokens_LS))
+    return replace(shown, load=load, par=None, rates=Rates(0.0), decisions=(), events=())
 
 
 def _with_incarnation(shown: ClusterSnapshot, incarnation: int) -> ClusterSnapshot:
@@ -136,6 +148,8 @@ SCENES: dict[str, Callable[[], ClusterSnapshot]] = {
     "large": lambda: cluster(64, 60, 256, seed=time.monotonic_ns()),
     "monitor": lambda: _unreachable("monitor"),
     "states": lambda: _with_states(cluster(5, 4, 16), *_STATES, _DEAD),
+    "empty": lambda: ClusterSnapshot(at=time.monotonic()),
+    "idle": lambda: _idle(cluster(3, 4, 16)),
     "killed": lambda: _with_states(cluster(3, 4, 16), _SERVING, _DEAD, _SERVING),
     "again": lambda: _with_incarnation(cluster(3, 4, 16), 2),
     "gone": lambda: replace(cluster(3, 4, 16), members=cluster(1, 4, 16).members),
@@ -157,15 +171,14 @@ class Stage:
         scene = SCENES.get(self.scene)
         return scene() if scene is not None else _hostile(json.loads(self.scene))
 
-    def show(self, scene: str, viewers: int) -> None:
+    def show(self, scene: str) -> None:
         """Change the scene. If there are viewers, return when it is drawn."""
         self.scene = scene
         while self._polls.acquire(blocking=False):
             pass
-        if viewers:
-            # One poll of the scene; the next poll begins after it is drawn.
-            for _ in range(2):
-                self._polls.acquire(timeout=10)
+        # One poll of the scene; the next poll begins after it is drawn. Without a viewer there is none.
+        for _ in range(2):
+            self._polls.acquire(timeout=4 * PERIOD_S)
 
     def close(self) -> None:
         """Nothing to close."""
@@ -176,14 +189,13 @@ def main() -> None:
 
     arguments = json.loads(sys.argv[1])
     bind_to_launcher()
-    broadcaster._POLL_S = 0.3  # tests wait for the next poll
     stage = Stage()
-    dashboard = Dashboard(lambda: stage, Operator())
+    dashboard = Dashboard(lambda: stage, Operator(), period_s=PERIOD_S)
     box = Box(dashboard=dashboard)
     scenes = commands_from(arguments["control"])
     announce(ready=box.url)
     for scene, reply in scenes:
-        stage.show(scene, len(dashboard.broadcaster._viewers))
+        stage.show(scene)
         reply(None)
     box.close()
 

@@ -45,8 +45,8 @@ cluster = Cluster(monitor, shape, AttentionClientConfig(), ClientMetrics(Collect
 cluster.wait_until_covered(60.0)
 out_TH = cluster.layer_call(0, *map(torch.tensor, arguments), None)
 cluster.close()
-extras = [name for name in ("transformers", "nicegui", "typer") if importlib.util.find_spec(name)]
-loaded = [name for name in sys.modules if name in ("transformers", "nicegui", "typer")]
+extras = [name for name in ("transformers", "starlette", "typer") if importlib.util.find_spec(name)]
+loaded = [name for name in sys.modules if name in ("transformers", "starlette", "typer")]
 file = attention_client.__file__
 print(json.dumps({"out": out_TH.tolist(), "installed": extras, "loaded": loaded, "file": file}))
 """

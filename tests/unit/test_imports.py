@@ -31,12 +31,12 @@ CORE = [
 @pytest.mark.parametrize(
     ("modules", "absent"),
     [
-        (CORE, {"torch", "transformers", "nicegui", "typer", "rich", "httpx", "attention_client"}),
+        (CORE, {"torch", "transformers", "typer", "rich", "httpx", "attention_client"}),
         (
             ["attention_client.cluster"],
-            {"transformers", "nicegui", "typer", "rich", "httpx", "fastapi"},
+            {"transformers", "typer", "rich", "httpx", "fastapi"},
         ),
-        (["monitor.main", "balancer.main"], {"torch", "transformers", "nicegui", "typer"}),
+        (["monitor.main", "balancer.main"], {"torch", "transformers", "typer"}),
     ],
 )
 def test_imports_are_few_and_leave_the_environment_alone(

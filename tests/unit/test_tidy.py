@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Set
@@ -20,7 +21,9 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 RULES = PROJECT["tool"]["eaas"]
 # Text that people write and read. Data, and what a tool writes, does not count.
-SUFFIXES = {".py", ".pyi", ".c", ".h", ".js", ".css", ".jinja"}
+SUFFIXES = {".py", ".pyi", ".c", ".h", ".js", ".css", ".html", ".jinja"}
+# Files of others, unchanged. A NOTICE beside them names each with its source, its license and its SHA-256.
+VENDORED = "vendor"
 GENERATED = re.compile(r"_pb2(_grpc)?\.pyi?$")
 MOST_LINES = 70
 # The log has names of its day.
@@ -32,7 +35,9 @@ def texts_of(folder: str) -> list[Path]:
     return [
         path
         for path in sorted((ROOT / folder).rglob("*"))
-        if path.suffix in SUFFIXES and not GENERATED.search(path.name)
+        if path.suffix in SUFFIXES
+        and not GENERATED.search(path.name)
+        and path.parent.name != VENDORED
     ]
 
 
@@ -140,6 +145,17 @@ def metrics_of(trees: Iterable[ast.AST]) -> set[str]:
 def test_a_package_stays_in_its_budget(folder: str) -> None:
     lines = sum(len(path.read_text().splitlines()) for path in texts_of(folder))
     assert lines <= RULES["budgets"][folder]
+
+
+def test_vendored_files_are_those_of_their_notice() -> None:
+    folders = [path for package in PACKAGES for path in (ROOT / package).rglob(VENDORED)]
+    assert folders
+    for folder in folders:
+        named = re.findall(r"^(\w{64})  (\S+)$", (folder / "NOTICE").read_text(), re.MULTILINE)
+        found = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "NOTICE"}
+        assert {name: digest for digest, name in named} == {
+            name: hashlib.sha256(content).hexdigest() for name, content in found.items()
+        }
 
 
 def test_a_function_fits_on_a_screen() -> None:

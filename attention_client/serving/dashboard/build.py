@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from attention_client.serving.dashboard.mount import Dashboard
 from attention_client.serving.dashboard.operator import Operator
-from attention_client.serving.dashboard.token import OperatorToken, token_of
+from attention_client.serving.dashboard.viewers import OperatorToken, token_of
 from eaas.cluster_snapshot import SnapshotReader
 from eaas.cluster_snapshot.counters import Counters
 from eaas.errors import ConfigError

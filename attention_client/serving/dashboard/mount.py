@@ -1,4 +1,4 @@
-"""The dashboard's route in the HTTP application. The first request for the page imports NiceGUI.
+"""The dashboard's route in the HTTP application: static files, a JSON document, and the buttons' actions.
 
 Browsers poll; there is no WebSocket. So the endpoint checks every request of the page, including its API key,
 and an idle endpoint holds no connection open.
@@ -7,198 +7,171 @@ and an idle endpoint holds no connection open.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
-import secrets
-from collections.abc import Callable, Sized
-from contextlib import AsyncExitStack
-from importlib import import_module
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import FileResponse, PlainTextResponse, Response
+from starlette.exceptions import HTTPException
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Match
-from starlette.types import Message, Receive, Scope, Send
+from starlette.staticfiles import StaticFiles
+from starlette.types import Receive, Scope, Send
 
-from attention_client.serving.dashboard import policy
-from attention_client.serving.dashboard.broadcaster import Broadcaster, Poller
-from attention_client.serving.dashboard.chat_source import ChatSource
-from attention_client.serving.dashboard.operator import Operator
-from attention_client.serving.dashboard.token import OperatorToken
-from eaas.net.server_records import OPERATOR_PATH
+from attention_client.serving.dashboard import viewers
+from attention_client.serving.dashboard.operator import Operator, paused
+from eaas.cluster_snapshot import ClusterSnapshot, SnapshotReader
+from eaas.cluster_snapshot.document import encode, page_document
+from eaas.errors import EaasError
+from eaas.log import get_logger
 
-__all__ = ["Dashboard", "is_page_path"]
+__all__ = ["Dashboard"]
 
-_TITLE = "Expert-as-a-Service"
-# A page holds about 0.3 MB for at least a minute, even without a viewer.
-_MOST_PAGES = 100
-_STYLE_SHEET = "/dashboard.css"
-
-
-def is_page_path(path: str) -> bool:
-    """Whether an HTTP path belongs to the dashboard, where a password may stand for the API key."""
-    own = ("/", "/favicon.ico", _STYLE_SHEET)
-    return path in own or path.startswith(("/_nicegui/", "/_nicegui_ws/", OPERATOR_PATH))
+_log = get_logger(__name__)
+_CLOSE_S = 1.0
+_FAILED = "The cluster cannot be shown. The data below is old. The endpoint's log has the reason."
 
 
 class Dashboard(BaseRoute):
-    """Serves the page and its assets as one route. At most one in a process, because of NiceGUI.
+    """Serves the page. It reads the cluster only for viewers: once a period for all of them together.
 
     Args:
-        open_poller: Makes the source of snapshots.
+        open_reader: Makes the source of snapshots.
         operator: Runs the actions of the buttons; None: no buttons.
         token: The token that viewers must present to get the buttons; None: no token is needed.
+        period_s: Seconds between two readings.
     """
 
     def __init__(
         self,
-        open_poller: Callable[[], Poller],
+        open_reader: Callable[[], SnapshotReader],
         operator: Operator | None = None,
-        token: OperatorToken | None = None,
+        token: viewers.OperatorToken | None = None,
+        period_s: float = 1.0,
     ) -> None:
-        self.broadcaster = Broadcaster(open_poller)
-        self._operator = operator
-        self._token = token
-        self._name = ""
-        self._chat: ChatSource | None = None
-        self._lock = asyncio.Lock()
-        self._running = AsyncExitStack()
-        self._pages: Any = None
-        self._open: Sized = ()
+        self._open_reader, self._operator, self._token = open_reader, operator, token
+        self._files = StaticFiles(directory=Path(__file__).with_name("static"))
+        self._page: dict[str, Any] = {"period_s": period_s}
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="dashboard")
+        self._reading = asyncio.Lock()
+        self._reader: SnapshotReader | None = None
+        self._snapshot = ClusterSnapshot()
+        self._error, self._read_at = "", float("-inf")
+        # JSON of the newest snapshot, by MoE layer and whether the viewer is an operator.
+        self._documents: dict[tuple[int, bool], bytes] = {}
 
-    def serve(self, name: str, chat: ChatSource) -> None:
-        """Set the model's name and the engine of the chat box. The endpoint calls it before any request."""
-        self._name, self._chat = name, chat
+    def serve(self, model: str, *, has_chat: bool, names_servers: bool) -> None:
+        """Set what the page's chat asks the endpoint for, before any request.
 
-    # -- Starlette's route -----------------------------------------------------------------------------
+        Args:
+            model: The model's name.
+            has_chat: The model has a chat template; if not, the message is continued.
+            names_servers: The endpoint can name the servers that computed a token.
+        """
+        self._page |= {"model": model, "has_chat": has_chat, "names_servers": names_servers}
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         """Match the dashboard's paths only; the application refuses unknown ones."""
-        own = scope["type"] == "http" and is_page_path(scope["path"])
+        own = scope["type"] == "http" and viewers.is_page_path(scope["path"])
         return (Match.FULL if own else Match.NONE), {}
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one HTTP request for the dashboard, after the guard's checks; the first imports NiceGUI."""
-        answer: Response | None = None
-        is_page = scope["path"] == "/"
-        if policy.is_foreign(scope["path"], Headers(scope=scope)):
-            text = "A page of another site sent this request. Open the dashboard's own address.\n"
-            answer = PlainTextResponse(text, 403)
-        elif self._token is not None:
-            answer = self._token.login(scope)
-        if answer is None:
-            async with self._lock:
-                if self._pages is None:
-                    self._pages = await self._begin()
-            if is_page and len(self._open) >= _MOST_PAGES:
-                text = "Too many dashboard pages are open. Close some and try again in a minute.\n"
-                answer = PlainTextResponse(text, 503, {"retry-after": "60"})
-        if answer is not None:
-            await answer(scope, receive, send)
-        else:
-            await self._pages(scope, receive, _guarded(send, is_page=is_page))
+        """Answer one HTTP request for the dashboard, after the endpoint's checks."""
+        try:
+            answer = await self._answer(Request(scope, receive), scope["path"])
+        except HTTPException as error:
+            answer = PlainTextResponse(f"{error.detail}\n", error.status_code)
+        answer.headers.update(viewers.HEADERS)
+        await GZipMiddleware(answer, compresslevel=1)(scope, receive, send)
 
     async def close(self) -> None:
-        """End the viewers' requests, because the stopping server waits for them."""
-        await self.broadcaster.close()
-        await self._running.aclose()
+        """End the connections to the cluster, when the endpoint stops. Waits at most a second."""
+        self._read_at = float("inf")
+        if self._reader is not None:
+            closing = asyncio.get_running_loop().run_in_executor(self._thread, self._reader.close)
+            await asyncio.wait({closing}, timeout=_CLOSE_S)
+        self._thread.shutdown(wait=False)
 
-    # -- NiceGUI ---------------------------------------------------------------------------------------
+    async def _answer(self, request: Request, path: str) -> Response:
+        if viewers.is_foreign(path, request.headers):
+            text = "A page of another site sent this request. Open the dashboard's own address."
+            raise HTTPException(403, text)
+        login = self._token.login(path) if self._token is not None else None
+        if login is not None:
+            return login
+        if path == viewers.ACTIONS_PATH:
+            return await self._act(request)
+        if path == viewers.SNAPSHOT_PATH:
+            return await self._document(request)
+        name = "index.html" if path == "/" else path.removeprefix(viewers.FILES_PATH)
+        answer = await self._files.get_response(name, request.scope)
+        # Browsers ask whether a file has changed, so an update of the endpoint updates the page.
+        answer.headers["cache-control"] = "no-cache"
+        return answer
 
-    async def _begin(self) -> Any:
-        # The import takes about a second. In the executor it does not block other requests.
-        await asyncio.get_running_loop().run_in_executor(None, import_module, "nicegui")
-        import nicegui
-        from fastapi import FastAPI
-        from nicegui import core, ui
+    async def _document(self, request: Request) -> Response:
+        layer = request.query_params.get("layer", "")
+        key = int(layer[:6]) if layer.isdecimal() else 0, self._may_act(request)
+        async with self._reading:
+            await self._read()
+            if key not in self._documents:
+                loop = asyncio.get_running_loop()
+                self._documents[key] = await loop.run_in_executor(None, self._encode, *key)
+        headers = {"cache-control": "no-store"}
+        return Response(self._documents[key], media_type="application/json", headers=headers)
 
-        from attention_client.serving.dashboard.page import build_page
+    def _encode(self, layer: int, is_operator: bool) -> bytes:
+        found = self._page | page_document(self._snapshot, layer)
+        # Null: nobody gets buttons here.
+        found["is_operator"] = None if self._operator is None else is_operator
+        found["paused"] = paused(self._snapshot) if is_operator else []
+        if self._error:
+            found["alerts"] = [{"key": "endpoint", "level": "bad", "lines": [_FAILED]}]
+        return encode(found).encode()
 
-        chat, token = self._chat, self._token
-        assert chat is not None
+    async def _act(self, request: Request) -> Response:
+        if self._operator is None or not self._may_act(request):
+            raise HTTPException(403, "Only the operator's page may do this.")
+        if request.method != "POST":
+            raise HTTPException(405, "Actions are posted.")
+        async with self._reading:
+            await self._read()
+        loop, act = asyncio.get_running_loop(), self._operator.act
+        try:
+            order = await request.json()
+            message = await loop.run_in_executor(None, act, self._snapshot, order)
+        except EaasError as error:
+            message = str(error)
+        except ValueError as error:
+            raise HTTPException(400, str(error)) from error
+        return JSONResponse({"message": message})
 
-        @ui.page("/")
-        def page(client: nicegui.Client) -> None:
-            ui.add_head_html('<link rel="stylesheet" href="dashboard.css">')
-            operator = self._operator if _is_local(client.request.url.hostname) else None
-            if operator and token and not token.is_operator(client.request.headers):
-                operator = None
-                ui.label(
-                    "Read-only. To get the buttons, open the address that `eaas status` prints."
-                ).classes("note")
-            build_page(client, self._name, self.broadcaster, chat, operator)
+    def _may_act(self, request: Request) -> bool:
+        if self._operator is None or not viewers.is_local(request.url.hostname):
+            return False
+        return self._token is None or self._token.is_operator(request.headers)
 
-        pages = FastAPI(openapi_url=None)
+    async def _read(self) -> None:
+        """Read the cluster, unless the last snapshot is fresh. On failure keep that."""
+        now = time.monotonic()
+        if now - self._read_at < 0.9 * self._page["period_s"]:
+            return
+        self._read_at, error = now, ""
+        loop = asyncio.get_running_loop()
+        try:
+            self._snapshot = await loop.run_in_executor(self._thread, self._look)
+        except Exception as failure:  # noqa: BLE001 (logged and shown)
+            error = repr(failure)
+            # Log an error once, not once a second.
+            if error != self._error:
+                _log.error("the dashboard cannot read the cluster", exc_info=failure)
+        self._error = error
+        self._documents.clear()
 
-        @pages.get(_STYLE_SHEET)
-        def style_sheet() -> FileResponse:
-            return FileResponse(Path(__file__).with_name("page.css"))
-
-        ui.run_with(
-            pages,
-            title=_TITLE,
-            dark=None,
-            language="en-US",
-            tailwind=False,
-            binding_refresh_interval=None,
-            reconnect_timeout=10.0,
-            gzip_middleware_factory=None,
-            show_welcome_message=False,
-        )
-        core.app.config.socket_io_js_transports = ["polling"]
-        # Small messages once a second are not worth compressing.
-        core.sio.eio.http_compression = False
-        core.sio.eio.cors_allowed_origins = []
-        await self._running.enter_async_context(pages.router.lifespan_context(pages))
-        self._running.push_async_callback(_disconnect_all)
-        self._open = nicegui.Client.instances
-        return pages
-
-
-def _guarded(send: Send, *, is_page: bool) -> Send:
-    """Add the page's policy to a response, and the nonce to the scripts of the page."""
-    nonce = secrets.token_urlsafe(18)
-    held: list[Message] = []
-    html: list[bytes] = []
-
-    async def guarded_send(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            headers = MutableHeaders(scope=message)
-            headers.update(policy.headers(nonce))
-            if is_page:
-                headers["cache-control"] = "no-store"
-                # The length is known after the nonces are inserted.
-                held.append(message)
-                return
-        elif is_page and message["type"] == "http.response.body":
-            html.append(message.get("body", b""))
-            if message.get("more_body", False):
-                return
-            body = policy.with_nonce(b"".join(html), nonce)
-            MutableHeaders(scope=held[0])["content-length"] = str(len(body))
-            await send(held[0])
-            message = {"type": "http.response.body", "body": body}
-        await send(message)
-
-    return guarded_send
-
-
-async def _disconnect_all() -> None:
-    """Answer the browsers' pending polls, so that they do not poll again."""
-    from nicegui import core
-
-    await core.sio.shutdown()
-
-
-def _is_local(host: str | None) -> bool:
-    """Whether the URL of a page has an IP address or localhost as its host.
-
-    Anyone can register a name that resolves to this machine, and their page could press the buttons.
-    """
-    if host is None or host == "localhost":
-        return host is not None
-    try:
-        ipaddress.ip_address(host.strip("[]"))
-    except ValueError:
-        return False
-    return True
+    def _look(self) -> ClusterSnapshot:
+        if self._reader is None:
+            self._reader = self._open_reader()
+        return self._reader.look()

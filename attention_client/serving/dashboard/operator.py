@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import socket
+from collections.abc import Mapping
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from eaas.cluster_snapshot import ClusterSnapshot
 from eaas.cluster_snapshot.events import moved
@@ -19,13 +21,21 @@ from eaas.net.tls import Identity
 from eaas.rpc.v1 import balancer_pb2 as pb
 from eaas.types import Member, Role
 
-__all__ = ["Operator", "is_paused"]
+__all__ = ["Operator", "paused"]
+
+
+# What a button does to an expert server's process, and what it says then.
+_SIGNALS = {
+    "kill": (signal.SIGKILL, "was killed."),
+    "pause": (signal.SIGSTOP, "is paused: it does not answer until it is resumed."),
+    "resume": (signal.SIGCONT, "is resumed."),
+}
 
 
 class Operator:
-    """Sends signals to expert servers of this machine and calls the balancer. Methods block for some seconds.
+    """Does what the buttons ask for. A call blocks for some seconds and returns a message for the operator.
 
-    Only processes of the same launcher get signals. Each method returns a message for the operator.
+    It sends signals to expert servers of this machine that the same launcher started, and calls the balancer.
 
     Args:
         tls: The operator's certificate; None: plain text.
@@ -34,46 +44,44 @@ class Operator:
     def __init__(self, tls: Identity | None = None) -> None:
         self._tls = tls
 
-    def kill(self, server: Member) -> str:
-        """Kill an expert server (SIGKILL), like a crash.
+    def act(self, snapshot: ClusterSnapshot, order: Mapping[str, Any]) -> str:
+        """Kill, pause or resume a server; scale the cluster; let the balancer plan now.
+
+        Args:
+            snapshot: The cluster as the page shows it.
+            order: "action", and its "servers" or its "server" with the "incarnation" that the page showed.
 
         Raises:
-            ClusterError: Another launcher started the process, or it has ended. `pause` and
-                `resume` also raise it.
+            ClusterError: It cannot be done: the number is invalid, the balancer refuses or is unreachable,
+                another launcher started the process, or it has ended.
+            ValueError: There is no such action.
         """
-        _signal(server, signal.SIGKILL)
-        return f"{server.id} (pid {server.pid}) was killed."
+        match order:
+            case {"action": "scale", "servers": int() | float() | None as servers}:
+                return self._scale(snapshot, servers)
+            case {"action": "rebalance"}:
+                return self._rebalance(snapshot)
+            case {"action": str(verb), "server": name, "incarnation": shown} if verb in _SIGNALS:
+                found = (m.member for m in snapshot.members if m.member.id == name)
+                server = next(found, None)
+                # The confirmation is for the incarnation that the browser showed.
+                if server is None or server.incarnation != shown:
+                    raise ClusterError(f"{name} is gone or has restarted: nothing was done")
+                number, result = _SIGNALS[verb]
+                _signal(server, number)
+                return f"{server.id} (pid {server.pid}) {result}"
+        raise ValueError(f"no action: {str(order)[:200]}")
 
-    def pause(self, server: Member) -> str:
-        """Pause an expert server (SIGSTOP), like a hang: it becomes DEAD unless it is resumed in time."""
-        _signal(server, signal.SIGSTOP)
-        return f"{server.id} is paused: it does not answer until it is resumed."
-
-    def resume(self, server: Member) -> str:
-        """Resume a paused expert server (SIGCONT), even one that is DEAD meanwhile."""
-        _signal(server, signal.SIGCONT)
-        return f"{server.id} is resumed."
-
-    def scale(self, snapshot: ClusterSnapshot, servers: float | None) -> str:
-        """Ask the balancer for `servers` live expert servers; the launcher starts or ends servers.
-
-        Raises:
-            ClusterError: The number is invalid, or the balancer refuses or is unreachable. `start_server` and
-                `rebalance` also raise it.
-        """
+    def _scale(self, snapshot: ClusterSnapshot, servers: float | None) -> str:
+        """Ask the balancer for `servers` live expert servers; the launcher starts or ends servers."""
         # The comparison is also false for NaN.
         if servers is None or not 1 <= servers <= MOST_NUMBER:
             raise ClusterError("enter the number of servers: 1 or more")
-        servers = int(servers)
         with BalancerClient(_balancer(snapshot), self._tls) as client:
-            client.scale(servers)
-        return f"Scaling to {counted(servers, 'expert server')}."
+            client.scale(int(servers))
+        return f"Scaling to {counted(int(servers), 'expert server')}."
 
-    def start_server(self, snapshot: ClusterSnapshot) -> str:
-        """Ask the balancer for one more expert server than are live; the launcher starts it."""
-        return self.scale(snapshot, len(snapshot.live(Role.EXPERT_SERVER)) + 1)
-
-    def rebalance(self, snapshot: ClusterSnapshot) -> str:
+    def _rebalance(self, snapshot: ClusterSnapshot) -> str:
         """Let the balancer plan a placement now, and apply it if its gain exceeds its cost."""
         with BalancerClient(_balancer(snapshot), self._tls) as client:
             answer = client.rebalance()
@@ -86,8 +94,15 @@ class Operator:
         return f"{plan.policy}: {verdict}, {change}. {plan.reason}"
 
 
-def is_paused(pid: int) -> bool:
-    """Whether a process of this machine is stopped (SIGSTOP); its button then offers to resume it."""
+def paused(snapshot: ClusterSnapshot) -> list[str]:
+    """List the expert servers of this machine that are stopped (SIGSTOP): a button resumes them."""
+    here = socket.gethostname()
+    return [
+        m.member.id for m in snapshot.members if m.member.host == here and _is_paused(m.member.pid)
+    ]
+
+
+def _is_paused(pid: int) -> bool:
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:

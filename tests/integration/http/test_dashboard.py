@@ -13,6 +13,7 @@ import pytest
 from playwright.sync_api import expect
 
 from browser import CONTRASTS, NARROW, PATIENCE_MS, WIDE, Watched
+from dashboard_process import cluster
 from ui_fixture import UiFixture
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
@@ -76,10 +77,9 @@ def test_keyboard_and_screen_reader(scene: Scene) -> None:
         name, html, is_visible = page.evaluate(
             """() => {
                 const e = document.activeElement;
-                const field = e.closest(".q-field")?.classList.contains("q-field--focused");
                 const style = getComputedStyle(e);
                 const outline = style.outlineStyle !== "none" && parseFloat(style.outlineWidth) >= 2;
-                return [e.ariaLabel || e.textContent.trim(), e.outerHTML.slice(0, 90), field || outline];
+                return [e.ariaLabel || e.textContent.trim(), e.outerHTML.slice(0, 90), outline];
             }"""
         )
         reached.add(name)
@@ -115,6 +115,43 @@ def test_the_banner_is_always_in_sight(scene: Scene) -> None:
             document.querySelector(".banner").getBoundingClientRect().top)"""
     )
     assert last <= end <= top
+
+
+def test_a_laptop_shows_state_loss_next_step_and_chat_without_scrolling(scene: Scene) -> None:
+    watched = scene("killed", viewport={"width": 1366, "height": 768})
+    page = watched.page
+    seen = [
+        page.get_by_text("1 alert", exact=True),
+        page.get_by_text("2 of 3 serving"),
+        page.get_by_text("expert-server-1 is DEAD."),
+        page.get_by_text("No expert is uncovered: requests continue."),
+        page.get_by_text(re.compile("^Next: ")),
+        page.get_by_text("eaas scale 3"),
+        page.get_by_label("Message"),
+        page.get_by_role("log", name="Answer"),
+        button(watched, "Start an expert server"),
+        *(button(watched, f"Kill expert-server-{i}") for i in range(3)),
+    ]
+    for each in seen:
+        expect(each).to_be_in_viewport(ratio=1, timeout=PATIENCE_MS)
+    scene("small")
+    page.get_by_text("all is well").wait_for()
+
+
+def test_an_endpoint_that_is_gone_and_returns(scene: Scene) -> None:
+    watched = scene("small", viewport=WIDE)
+    watched.wait_text("members", "SERVING")
+    scene("monitor")
+    watched.wait_text("alerts", "monitor unreachable")
+    button(watched, "Dismiss the alerts").click()
+    watched.page.route("**/eaas/v1/*", lambda route: route.abort())
+    watched.wait_text("alerts", "The endpoint has not answered since")
+    assert watched.part("members").get_by_text("SERVING").count() == 5, "the last data is shown"
+    button(watched, "Rebalance now").click()
+    watched.wait_text("operate-status", "the endpoint does not answer")
+    watched.page.unroute("**/eaas/v1/*")
+    # The alert that was dismissed stays so.
+    expect(watched.page.locator(".banner")).to_be_hidden(timeout=PATIENCE_MS)
 
 
 def test_a_dismissed_alert_returns_only_with_news(scene: Scene) -> None:
@@ -153,17 +190,72 @@ def test_the_answer_stays_at_its_end_unless_the_reader_scrolls_up(scene: Scene) 
     assert page.evaluate(line) == pytest.approx(before, abs=2), "the text being read stays"
 
 
+def texts(watched: Watched, name: str) -> str:
+    """All text of a part, unfolded or not, with single spaces."""
+    cells = watched.part(name).evaluate(
+        "e => [...e.querySelectorAll('p, th, td, dt, dd, time, bdi, figcaption')].map(c => c.textContent)"
+    )
+    return " ".join(" ".join(cells).split())
+
+
+def test_each_part_says_its_figures(scene: Scene) -> None:
+    shown = cluster(5, 4, 16).load
+    assert shown is not None
+    means_S = (shown.tokens_LS / shown.tokens_LS.mean(axis=1, keepdims=True)).mean(axis=0)
+    sums_S = shown.tokens_LS.sum(axis=0)
+    loads = [f"{pairs:.0f} {mean:.2f}" for pairs, mean in zip(sums_S, means_S, strict=True)]
+    watched = scene("states")
+    watched.wait_text("members", "expert-server-1 loads 1.4 of 4.0 GB (35 %), 28.0 MB/s, 93 s left")
+    for name, words in (
+        ("summary", "Expert servers 1 of 5 serving Live replicas ≥ 1, on 1 node Epoch 3 PAR 1.20"),
+        ("summary", "Bound 1.05 Gap 1.14 Tokens/s"),
+        ("summary", "TTFT 200 ms ITL 40 ms"),
+        ("events", "0 s ago balancer moved 0 5 s ago balancer moved 1"),
+        ("load", "Rows: MoE layers 0 to 3."),
+        ("load", "in the last 120 s with load. "),
+        ("load", " 0 1 2 3 4 idle mean twice the mean or more Server Pairs"),
+        # Pairs, the mean over the layers of the load over the layer's mean, speed.
+        *(("load", f"expert-server-{i} {row} 1.00") for i, row in enumerate(loads)),
+        ("placement", "13 with 1 live replica, 3 with 2 live replicas."),
+        # On a dead server no replica lives.
+        ("placement", "expert-server-0 SERVING 7 0, 4-5, 9-10, 14-15"),
+        ("placement", "expert-server-4 DEAD 0 3-4, 8-9, 13-14"),
+        ("curves", "Requests: 2 running, 0 waiting."),
+        ("curves", "PAR: 1.20, bound (dashed) 1.05, gap 1.14 Tokens/s: "),
+        ("curves", "Time to first token: 200 ms Inter-token latency: 40 ms"),
+        ("decisions", "20 drift eplb moves 1.30 → 1.10 7 it pays 19 drift"),
+    ):
+        assert words in texts(watched, name), texts(watched, name)
+
+
+def test_what_is_unknown_or_nothing_is_said(scene: Scene) -> None:
+    watched = scene("empty", viewport=WIDE)
+    watched.wait_text("load", "The load is not known yet.")
+    tiles = "Expert servers — Live replicas — Epoch — PAR — Bound — Gap — Tokens/s — TTFT — ITL —"
+    assert texts(watched, "summary") == tiles
+    assert "The placement is not known yet." in texts(watched, "placement")
+    assert "No events since the first viewer opened this page." in texts(watched, "events")
+    assert "The balancer has not told its decisions yet." in texts(watched, "decisions")
+    scene("idle")
+    watched.wait_text("load", "No expert has computed anything in the balancer's window.")
+    assert "Tokens/s 0.0 TTFT — ITL —" in texts(watched, "summary")
+    assert "The balancer has made no decisions." in texts(watched, "decisions")
+    assert watched.page.locator("canvas.map").evaluate_all(
+        "all => all.map(c => c.checkVisibility())"
+    ) == [False, True]
+    assert watched.complaints == []
+
+
 def test_a_layer_is_chosen_and_its_placement_shown(scene: Scene) -> None:
     watched = scene("small")
     watched.wait_text("placement", "experts 0 to 15")
-    watched.page.get_by_label("MoE layer").click()
-    watched.page.get_by_role("option", name="3", exact=True).click()
-    watched.page.locator('[data-part="placement"] img[alt^="Layer 3:"]').wait_for()
-    # Servers by layers, experts by servers. The browser decodes a picture after the text appears.
-    watched.page.wait_for_function(
-        """() => JSON.stringify([...document.querySelectorAll("img.map")].map(
-            i => [i.naturalWidth, i.naturalHeight])) === "[[3,4],[16,3]]" """
+    watched.page.get_by_role("combobox", name="MoE layer").select_option("3")
+    watched.part("placement").get_by_role("img", name=re.compile("^Layer 3:")).wait_for()
+    # Servers by layers, experts by servers.
+    sizes = watched.page.locator("canvas.map").evaluate_all(
+        "all => all.map(c => [c.width, c.height])"
     )
+    assert sizes == [[3, 4], [16, 3]]
 
 
 def test_a_chat_streams_and_can_be_cancelled(scene: Scene) -> None:
@@ -175,9 +267,25 @@ def test_a_chat_streams_and_can_be_cancelled(scene: Scene) -> None:
     watched.page.wait_for_function(
         "() => document.querySelector('[data-part=answer]').innerText.length > 5"
     )
-    watched.page.get_by_role("button", name="Send").click()  # enabled after the answer
+    send = watched.page.get_by_role("button", name="Send")
+    expect(send).to_have_attribute("aria-disabled", "false", timeout=PATIENCE_MS)
+    # This answer does not begin.
+    watched.page.route("**/v1/chat/completions", lambda _: None)
+    send.click()
     watched.page.get_by_role("button", name="Cancel", exact=True).click()
+    expect(send).to_have_attribute("aria-disabled", "false", timeout=PATIENCE_MS)
+    watched.page.unroute("**/v1/chat/completions")
     assert "The answer failed" not in watched.part("answer").inner_text()
+
+
+def test_a_refused_chat_says_why(scene: Scene) -> None:
+    watched = scene("small", viewport=WIDE)
+    watched.wait_text("members", "SERVING")
+    # The model's template refuses this message.
+    watched.page.get_by_label("Message").fill("refuse")
+    watched.page.get_by_role("button", name="Send").click()
+    watched.wait_text("answer", "The answer failed: ")
+    watched.wait_text("answer", "no such turn")
 
 
 def test_updates_keep_elements_and_what_is_open(scene: Scene) -> None:
@@ -188,10 +296,12 @@ def test_updates_keep_elements_and_what_is_open(scene: Scene) -> None:
     old = page.evaluate(
         """() => {
             document.querySelector("#members tbody tr").mark = 1;
-            return document.querySelector("#load img").src;
+            return document.querySelector("#load canvas").toDataURL();
         }"""
     )
-    page.wait_for_function("old => document.querySelector('#load img').src !== old", arg=old)
+    page.wait_for_function(
+        "old => document.querySelector('#load canvas').toDataURL() !== old", arg=old
+    )
     assert page.get_by_role("table", name="Load of each server").is_visible()
     assert page.evaluate("document.querySelector('#members tbody tr').mark") == 1
 
@@ -206,7 +316,7 @@ def test_all_requests_go_to_the_endpoint_without_errors(
 
 
 def test_other_paths_belong_to_the_endpoint(ui_fixture: UiFixture) -> None:
-    for path in ("/nothing", "/v1/nothing", "/_niceguix", "/nicegui"):
+    for path in ("/nothing", "/v1/nothing", "/pages", "/eaas/v1/snapshots"):
         answer = httpx.get(f"{ui_fixture.url}{path}", timeout=60)
         assert answer.status_code == 404
         assert answer.json()["error"]["message"].startswith("No such URL")
@@ -218,8 +328,14 @@ def test_another_host_name_gives_no_buttons(ui_fixture: UiFixture) -> None:
     ui_fixture.show("small")
     port = httpx.URL(ui_fixture.url).port
     for host, has_buttons in (("127.0.0.1", True), ("localhost", True), ("evil.example", False)):
-        page = httpx.get(ui_fixture.url, headers={"host": f"{host}:{port}"}, timeout=60).text
-        assert ("Start an expert server" in page) is has_buttons
+        named = {"host": f"{host}:{port}"}
+        snapshot = httpx.get(f"{ui_fixture.url}/eaas/v1/snapshot", headers=named, timeout=60)
+        assert snapshot.json()["is_operator"] is has_buttons
+        order = {"action": "kill", "server": "expert-server-1", "incarnation": 1}
+        asked = httpx.post(
+            f"{ui_fixture.url}/eaas/v1/actions", headers=named, json=order, timeout=60
+        )
+        assert asked.status_code == (200 if has_buttons else 403)
 
 
 def places(watched: Watched) -> dict[str, Any]:
@@ -231,7 +347,7 @@ def places(watched: Watched) -> dict[str, Any]:
             """size => Object.fromEntries(
                 [...document.querySelectorAll("#operate button, #members button, #members tr")].map(e => {
                     const box = e.getBoundingClientRect();
-                    const name = e.ariaLabel ?? e.querySelector("th").textContent;
+                    const name = e.ariaLabel ?? (e.querySelector("th") ?? e).textContent;
                     return [[e.tagName, name.replace("?", ""), size].join(" "),
                             [box.x, box.y, box.width, box.height].map(Math.round)];
                 }))""",
@@ -295,7 +411,7 @@ def test_a_second_press_confirms_a_kill(scene: Scene) -> None:
     kill.dblclick()
     asking = button(watched, "Kill expert-server-1?")
     asking.wait_for()
-    assert asking.inner_text().split() == ["Kill", "?"]
+    assert asking.inner_text() == "Kill?"
     assert places(watched) == before, "the button keeps its place and size"
     watched.page.wait_for_timeout(A_WHILE_MS)
     assert status(watched) == ""
@@ -346,11 +462,6 @@ def test_the_page_fits_and_has_contrast(scene: Scene) -> None:
             page.set_viewport_size(size)
             # Without transitions, which would show intermediate colours.
             page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
-            # The media query applies at once, the components' own class after its event.
-            page.wait_for_function(
-                "dark => document.body.classList.contains('body--dark') === dark",
-                arg=scheme == "dark",
-            )
             page.evaluate("document.querySelector('.press.danger').classList.add('asking')")
             assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
             contrasts = page.evaluate(CONTRASTS)
@@ -364,9 +475,7 @@ def test_long_names_are_not_cut_off(scene: Scene, width: int) -> None:
     names = [f"expert-server-gpu-node-{i}.rack-7.cluster.example.com" for i in range(3)]
     watched = scene(json.dumps(names), viewport={"width": width, "height": 900})
     watched.wait_text("members", names[2])
-    watched.page.locator("button[aria-expanded=false]").evaluate_all(
-        "all => all.forEach(fold => fold.click())"
-    )
+    watched.page.locator("details").evaluate_all("all => all.forEach(fold => fold.open = true)")
     watched.wait_text("decisions", names[2])
     # What is wider than the element that hides or scrolls the rest.
     cut = watched.page.evaluate(
@@ -382,20 +491,15 @@ def test_a_phone_has_large_targets_and_a_short_page(scene: Scene) -> None:
     button(watched, "Kill expert-server-2").wait_for()
     page = watched.page
     assert page.evaluate("document.querySelector('.page').scrollHeight") < 2000
-    folded = page.locator("#load, #placement, #curves, #events, #decisions").get_by_role("button")
-    assert folded.evaluate_all("all => all.map(e => e.ariaExpanded)") == ["false"] * 5
+    folded = page.locator(".card > details")
+    assert folded.evaluate_all("all => all.map(e => e.open)") == [False] * 5
     for fold in folded.all():
-        fold.tap()
+        fold.locator("summary").first.tap()
     assert watched.part("decisions").is_visible()
     targets = page.evaluate(
-        """() => [...document.querySelectorAll("button, summary, input, select, [role=combobox]")]
+        """() => [...document.querySelectorAll("button, summary, input, select")]
             .filter(e => e.checkVisibility())
-            .map(e => [e.ariaLabel ?? e.textContent ?? e.id,
-                       (e.closest(".q-field__control") ?? e).getBoundingClientRect().height])"""
+            .map(e => [e.ariaLabel ?? e.textContent ?? e.id, e.getBoundingClientRect().height])"""
     )
     assert len(targets) > 18
     assert [t for t in targets if t[1] < 44] == []
-    page.get_by_label("MoE layer").tap()
-    option = page.get_by_role("option", name="3", exact=True)
-    option.wait_for()
-    assert option.bounding_box()["height"] >= 44

@@ -35,7 +35,7 @@ def own_machine_box() -> Iterator[Box]:
         ("GET", "/version"),
         ("GET", "/ping"),
         ("POST", "/ping"),
-        ("POST", "/_nicegui_ws/socket.io/"),
+        ("POST", "/eaas/v1/actions"),
         ("OPTIONS", "/v1/models"),
     ],
 )

@@ -7,11 +7,15 @@ import dataclasses
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
 import pytest
 
+from attention_client.serving.dashboard.mount import Dashboard
+from browser import open_page
+from dashboard_process import Stage
 from eaas.net.api_keys import ApiKeys
 from http_box import CHAT, LIMITS, Box, error_of
 from raw_http import connected, read_all, read_until
@@ -33,7 +37,7 @@ def keys_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def locked(keys_file: Path) -> Iterator[Box]:
     limits = dataclasses.replace(LIMITS, head_timeout_s=HEAD_S)
-    box = Box(limits=limits, keys=ApiKeys(keys_file))
+    box = Box(limits=limits, keys=ApiKeys(keys_file), dashboard=Dashboard(Stage))
     yield box
     box.close()
 
@@ -96,15 +100,40 @@ def test_with_a_key(locked: Box, keys_file: Path) -> None:
 
 
 def test_the_password_opens_the_page_only(locked: Box) -> None:
-    """A browser sends the key as the password of HTTP Basic. This box has no page, so the page is a 404."""
-    for path in ("/", "/favicon.ico", "/_nicegui_ws/socket.io/", "/_nicegui/x"):
+    """A browser sends the key as the password of HTTP Basic."""
+    for path in ("/", "/page/page.js", "/eaas/v1/snapshot"):
         refused = httpx.get(f"{locked.url}{path}")
         assert refused.status_code == 401
         assert refused.headers["www-authenticate"].startswith("Basic ")
         for wrong in (("me", "no"), (KEY, "")):
             assert httpx.get(f"{locked.url}{path}", auth=wrong).status_code == 401
-        assert httpx.get(f"{locked.url}{path}", auth=("me", KEY)).status_code == 404
+        assert httpx.get(f"{locked.url}{path}", auth=("me", KEY)).status_code == 200
     assert httpx.get(f"{locked.url}/v1/models", auth=("me", KEY)).status_code == 401
+    # Browsers name the sites of a request; the page's own may show the password, too.
+    for site, status in (
+        ("same-origin", 200),
+        ("same-site", 401),
+        ("cross-site", 401),
+        ("none", 401),
+    ):
+        answer = httpx.get(
+            f"{locked.url}/v1/models", auth=("me", KEY), headers={"sec-fetch-site": site}
+        )
+        assert answer.status_code == status
+
+
+def test_the_page_chats_with_the_browsers_password(locked: Box, browser: Any) -> None:
+    password = {"username": "me", "password": KEY}
+    with open_page(browser, locked.url, http_credentials=password) as watched:
+        watched.page.get_by_text("all is well").wait_for()
+        watched.page.get_by_role("button", name="Send").click()
+        watched.page.wait_for_function(
+            "() => document.querySelector('[data-part=answer]').innerText.length > 5"
+        )
+        assert "The answer failed" not in watched.part("answer").inner_text()
+        assert watched.part("members").get_by_role("button").count() == 0, (
+            "nobody operates by a key"
+        )
 
 
 def test_health_and_metrics_are_open(locked: Box) -> None:

@@ -62,6 +62,15 @@ def test_a_port_in_use_is_an_error() -> None:
             bind("127.0.0.1", port)
 
 
+def test_no_part_of_an_answer_waits_for_an_acknowledgement() -> None:
+    with (
+        bind("127.0.0.1", 0) as listener,
+        socket.create_connection(listener.getsockname(), timeout=5),
+        listener.accept()[0] as accepted,
+    ):
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 @pytest.mark.parametrize("kind", ["qwen3_moe", "qwen3_next"])
 def test_open_streams_do_not_hold_the_process(kind: str) -> None:
     others = set(threading.enumerate())

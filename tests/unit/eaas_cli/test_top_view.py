@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 from dataclasses import replace
 from types import MappingProxyType
@@ -18,7 +17,7 @@ from eaas.cluster_snapshot.counters import Counters, Rates
 from eaas.cluster_snapshot.loading import Loading
 from eaas.cluster_snapshot.model import Event, Load, MemberSnapshot, Source
 from eaas.types import Member, MemberState, Placement, Role
-from eaas_cli.commands.top_view import COLUMNS, document, frame
+from eaas_cli.commands.top_view import COLUMNS, frame
 
 URL = "http://127.0.0.1:8000"
 
@@ -162,30 +161,6 @@ def test_a_large_cluster_fits_a_small_terminal(height: int) -> None:
     assert any("layers a bar" in line for line in found)
 
 
-def test_the_json_document() -> None:
-    told = json.loads(json.dumps(document(URL, replace(FACTS, placement=placement((1, 3))))))
-    assert told["endpoint"] == URL
-    assert told["epoch"] == 5
-    assert told["coverage"] == {"uncovered": [[1, 3]], "min_replicas": 0, "min_nodes": 0}
-    assert told["requests"] == {"running": 3.0, "waiting": 4.0}
-    assert told["rates"] == {"tokens_per_s": 123.4, "ttft_s": 0.045, "itl_s": 0.0125}
-    assert told["balance"] == {"par": 1.25, "bound": 1.0, "gap": 1.25}
-    assert told["load"] == {"servers": ["a", "b"], "tokens": [[10.0, 30.0], [20.0, 20.0]]}
-    assert [(m["id"], m["state"], m["utilisation"]) for m in told["members"]] == [
-        ("client", "SERVING", None),
-        ("a", "SERVING", 0.25),
-        ("b", "SUSPECT", 0.75),
-    ]
-    assert told["sources"]["monitor"] == {"silent_s": None, "why": ""}
-    (event,) = told["events"]
-    assert event == {
-        "ago_s": 5.0,
-        "kind": "suspected",
-        "subject": "b",
-        "text": "is SUSPECT",
-    }
-
-
 def loading(count: int) -> ClusterSnapshot:
     members = (member(f"server-{i}", MemberState.JOINING) for i in range(count))
     progress = Loading(4 * 10**9, 14 * 10**8, 28e6)
@@ -200,14 +175,3 @@ def test_a_load_is_shown_below_the_members() -> None:
     assert len(many) <= 40
     assert sum(" loads " in line for line in many) == 8
     assert not any(" loads " in line for line in lines(FACTS))
-
-
-def test_a_load_in_the_document() -> None:
-    (first, _) = document(URL, loading(2))["members"]
-    assert first["loading"] == {
-        "total_bytes": 4 * 10**9,
-        "loaded_bytes": 14 * 10**8,
-        "bytes_per_s": 28e6,
-        "left_s": pytest.approx(92.86, abs=0.01),
-    }
-    assert {m["loading"] for m in document(URL, FACTS)["members"]} == {None}

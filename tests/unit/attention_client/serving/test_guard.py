@@ -16,7 +16,7 @@ from attention_client.serving.limits import Quota, ServeLimits
 from attention_client.serving.metrics import ServeMetrics
 
 LARGEST = 10
-PATHS = ("/v1/completions", "/tokenize", "/detokenize", "/_nicegui_ws/socket.io/")
+PATHS = ("/v1/completions", "/tokenize", "/detokenize", "/eaas/v1/actions")
 
 
 def part(body: bytes, *, more: bool) -> Message:

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from prometheus_client import CollectorRegistry, Counter
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse
+from starlette.routing import Route, WebSocketRoute
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
 from attention_client import observer as observer_module
 from attention_client.engines.vllm import worker_page
 from attention_client.vllm_server import middleware as middleware_module
-from attention_client.vllm_server.chat import VllmChat
 from attention_client.vllm_server.middleware import Endpoint
 from attention_client.vllm_server.settings import EndpointSettings
-from eaas.generation.errors import ApiError
 from eaas.types import Member, MemberState, Role
 
 ADDRESS = "127.0.0.1:8000"
@@ -54,41 +51,29 @@ class FakeObserver(observer_module.ClusterObserver):
         pass
 
 
-def fake_vllm() -> FastAPI:
-    app = FastAPI()
-
-    @app.get("/health")
-    def health() -> PlainTextResponse:
+def fake_vllm() -> Starlette:
+    def health(_request: Request) -> PlainTextResponse:
         return PlainTextResponse("")
 
-    @app.get("/metrics")
     def metrics(request: Request) -> PlainTextResponse:
         assert "accept-encoding" not in request.headers
         return PlainTextResponse("vllm:generation_tokens_total 5.0\n")
 
-    @app.get("/v1/models")
-    def models() -> JSONResponse:
+    def models(_request: Request) -> JSONResponse:
         return JSONResponse({"data": []})
 
-    @app.post("/v1/chat/completions")
-    async def chat(request: Request) -> Any:
-        body = await request.json()
-        text = body["messages"][0]["content"]
-        if text == "fail":
-            return JSONResponse({"error": {"message": "too long"}}, 400)
-
-        async def events() -> Any:
-            for piece in text:
-                yield f"data: {json.dumps({'choices': [{'delta': {'content': piece}}]})}\n\n"
-            yield "data: [DONE]\n\n"
-
-        return StreamingResponse(events(), media_type="text/event-stream")
-
-    @app.websocket("/v1/realtime")
     async def realtime(socket: Any) -> None:
         await socket.accept()
         await socket.close()
 
+    app = Starlette(
+        routes=[
+            Route("/health", health),
+            Route("/metrics", metrics),
+            Route("/v1/models", models),
+            WebSocketRoute("/v1/realtime", realtime),
+        ]
+    )
     app.add_middleware(Endpoint)
     return app
 
@@ -172,22 +157,10 @@ def test_without_a_dashboard_the_page_is_vllms(serve: Callable[..., TestClient])
     assert serve(dashboard=False).get("/").status_code == 404
 
 
-async def answer(text: str, most: int = 1000) -> str:
-    app = fake_vllm()
-    chat = VllmChat(app, lambda: {"app": app}, "demo", chat=True)
-    found: list[str] = []
-    async with aclosing(chat.answer(text, 8)) as pieces:
-        async for piece in pieces:
-            assert isinstance(piece, str)
-            found.append(piece)
-            if len(found) == most:
-                break
-    return "".join(found)
-
-
-def test_the_chat_box_asks_vllm(serve: Callable[..., TestClient]) -> None:
-    serve(dashboard=False)
-    assert asyncio.run(answer("a long answer")) == "a long answer"
-    assert asyncio.run(answer("a long answer", 3)) == "a l"
-    with pytest.raises(ApiError, match="too long"):
-        asyncio.run(answer("fail"))
+def test_the_page_asks_vllm(serve: Callable[..., TestClient]) -> None:
+    client = serve()
+    assert "<title>Expert-as-a-Service</title>" in client.get("/").text
+    shown = client.get("/eaas/v1/snapshot").json()
+    assert (shown["model"], shown["has_chat"], shown["names_servers"]) == ("demo", True, False)
+    assert [m["id"] for m in shown["members"]] == ["client"]
+    assert serve(chat=False).get("/eaas/v1/snapshot").json()["has_chat"] is False

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from attention_client.serving.dashboard.operator import Operator, is_paused
+from attention_client.serving.dashboard.operator import Operator, paused
 from eaas.cluster_snapshot import ClusterSnapshot
+from eaas.cluster_snapshot.model import MemberSnapshot
 from eaas.errors import ClusterError
 from eaas.launcher_pipe import LAUNCHER_VARIABLE
 from eaas.types import Member, MemberState, Role
@@ -55,23 +56,40 @@ def sibling(lifeline: int) -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
+def snapshot(server: Member) -> ClusterSnapshot:
+    return ClusterSnapshot(members=(MemberSnapshot(server, 0.1),))
+
+
+def act(verb: str, server: Member, incarnation: int = 0) -> str:
+    order = {"action": verb, "server": server.id, "incarnation": incarnation}
+    return Operator().act(snapshot(server), order)
+
+
 def test_pause_resume_kill(sibling: subprocess.Popen[bytes]) -> None:
-    operator, server = Operator(), member(sibling.pid)
-    assert "is paused" in operator.pause(server)
+    server = member(sibling.pid)
+    assert "is paused" in act("pause", server)
     os.waitid(os.P_PID, sibling.pid, os.WSTOPPED | os.WNOWAIT)
-    assert is_paused(sibling.pid)
-    operator.resume(server)
+    assert paused(snapshot(server)) == ["s"]
+    assert "is resumed" in act("resume", server)
     os.waitid(os.P_PID, sibling.pid, os.WCONTINUED | os.WNOWAIT)
-    assert not is_paused(sibling.pid)
-    assert "was killed" in operator.kill(server)
+    assert paused(snapshot(server)) == []
+    assert "was killed" in act("kill", server)
     assert sibling.wait(10) == -signal.SIGKILL
     with pytest.raises(ClusterError, match="No such process"):
-        operator.kill(server)
+        act("kill", server)
+
+
+def test_another_incarnation_gets_no_signal(sibling: subprocess.Popen[bytes]) -> None:
+    with pytest.raises(ClusterError, match="s is gone or has restarted"):
+        act("kill", member(sibling.pid), incarnation=1)
+    with pytest.raises(ClusterError, match="s is gone or has restarted"):
+        Operator().act(ClusterSnapshot(), {"action": "kill", "server": "s", "incarnation": 0})
+    assert sibling.poll() is None
 
 
 def test_processes_of_others_get_no_signal(child: subprocess.Popen[bytes]) -> None:
     with pytest.raises(ClusterError, match="started by hand"):
-        Operator().kill(member(child.pid))
+        act("kill", member(child.pid))
     assert child.poll() is None
 
 
@@ -83,24 +101,24 @@ def test_other_roles_and_machines_get_no_signal(sibling: subprocess.Popen[bytes]
         (member(sibling.pid, name="rogue"), "is another process: nothing was sent to it"),
     ):
         with pytest.raises(ClusterError, match=reason):
-            Operator().kill(other)
+            act("kill", other)
     assert sibling.poll() is None
 
 
 @pytest.mark.parametrize("pid", [0, -1, 2**31, 2**64 - 1])
 def test_invalid_process_ids(pid: int) -> None:
-    assert not is_paused(pid)
+    assert paused(snapshot(member(pid))) == []
     with pytest.raises(ClusterError, match=rf"s \(pid {pid}\): (No such process|Invalid argument)"):
-        Operator().kill(member(pid))
+        act("kill", member(pid))
 
 
 @pytest.mark.parametrize("servers", [None, 0, -1, float("nan"), float("inf")])
 def test_invalid_numbers_scale_nothing(servers: float | None) -> None:
     with pytest.raises(ClusterError, match="enter the number of servers: 1 or more"):
-        Operator().scale(ClusterSnapshot(), servers)
+        Operator().act(ClusterSnapshot(), {"action": "scale", "servers": servers})
 
 
-def test_actions_without_a_balancer_fail() -> None:
-    for act in (Operator().start_server, Operator().rebalance):
-        with pytest.raises(ClusterError, match="no balancer lives"):
-            act(ClusterSnapshot())
+@pytest.mark.parametrize("order", [{"action": "scale", "servers": 3}, {"action": "rebalance"}])
+def test_actions_without_a_balancer_fail(order: dict[str, object]) -> None:
+    with pytest.raises(ClusterError, match="no balancer lives"):
+        Operator().act(ClusterSnapshot(), order)

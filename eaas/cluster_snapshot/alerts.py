@@ -1,53 +1,56 @@
-"""The alerts at the top of the dashboard's page. Pure: snapshot in, elements out."""
+"""What is wrong with a cluster, what it cost and what happens next, in sentences. Pure."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from attention_client.serving.dashboard.nodes import Child, Node, h
-from eaas.cluster_snapshot import ClusterSnapshot
+from eaas.cluster_snapshot.model import ClusterSnapshot
 from eaas.counted import counted
 from eaas.types import MemberState, Role
 
-__all__ = ["CANNOT_BE_DRAWN", "alerts"]
+__all__ = ["Alert", "alerts"]
 
 _NAMED = 6
 # Seconds are rounded, because screen readers would read a number aloud each time it changes.
 _ROUNDED_S = 10
 
-CANNOT_BE_DRAWN = h(
-    "p",
-    "The cluster cannot be shown. The data below is old. The endpoint's log has the reason.",
-    class_="alert",
-    key="endpoint",
-)
-"""Alert in place of the others after a failed poll."""
 
+@dataclass(frozen=True)
+class Alert:
+    """One thing that is wrong.
 
-def alerts(snapshot: ClusterSnapshot) -> list[Node]:
-    """Build the alerts: unreachable sources, uncovered experts, dead servers. Empty if all is well.
-
-    Each has a key, by which a viewer dismisses it.
+    Attributes:
+        key: Identifies it while its numbers change.
+        level: "bad", or "mild" if nothing is lost.
+        lines: What is wrong, then its effect and the next step.
     """
-    lines = {}
+
+    key: str
+    level: str
+    lines: tuple[str, ...]
+
+
+def alerts(snapshot: ClusterSnapshot) -> list[Alert]:
+    """List what is wrong: silent sources, uncovered experts, dead servers. Empty if all is well."""
+    found = []
     for source in snapshot.sources.values():
         if source.silent_since is not None:
             left = "" if source.name == "endpoint" else "; its last data is shown"
-            lines[source.name] = f"{source.text(snapshot.at)} ({source.why}){left}"
+            line = f"{source.text(snapshot.at)} ({source.why}){left}"
+            found.append(Alert(source.name, "bad", (line,)))
     if snapshot.uncovered:
-        pairs = [f"{layer}/{expert}" for layer, expert in snapshot.uncovered]
-        count = counted(len(pairs), "expert")
-        named = _first_few(pairs)
-        # More of them are a new alert.
-        lines[f"{count} uncovered"] = f"{count} uncovered: no live replica of layer/expert {named}"
-    told = [h("p", line, class_="alert", key=key) for key, line in lines.items()]
-    return told + _dead_servers(snapshot)
+        count = f"{counted(len(snapshot.uncovered), 'expert')} uncovered"
+        named = _first_few([f"{layer}/{expert}" for layer, expert in snapshot.uncovered])
+        # More of them are another alert.
+        found.append(Alert(count, "bad", (f"{count}: no live replica of layer/expert {named}",)))
+    return found + _dead_servers(snapshot)
 
 
-def _dead_servers(snapshot: ClusterSnapshot) -> list[Node]:
+def _dead_servers(snapshot: ClusterSnapshot) -> list[Alert]:
     dead = [
         m
         for m in snapshot.members
@@ -58,28 +61,23 @@ def _dead_servers(snapshot: ClusterSnapshot) -> list[Node]:
     names = [m.member.id for m in dead]
     placement = snapshot.placement
     missed = [m for m in dead if placement is not None and m.member.id in placement.servers]
-    details: list[list[Child]]
     if placement is None:
-        details = [["Which experts are lost is not known yet: the placement has not been read."]]
+        details = ["Which experts are lost is not known yet: the placement has not been read."]
     elif missed:
         # The balancer replaces the server that has been dead longest first.
         waited_s = max(m.lease_age_s for m in missed)
-        details = [[_lost(snapshot)], [_next(snapshot, waited_s)], _restart(snapshot, len(missed))]
+        servers = len(snapshot.live(Role.EXPERT_SERVER)) + len(missed)
+        command = f"`eaas scale {servers}`, or the command that `eaas up` printed"
+        details = [_lost(snapshot), _next(snapshot, waited_s), f"To start replacements: {command}."]
     else:
-        details = [["Nothing is lost: the placement has no expert there."]]
-    return [
-        h(
-            "div",
-            h("p", h("strong", f"{_first_few(names)} {'is' if len(names) == 1 else 'are'} DEAD.")),
-            *(h("p", *detail) for detail in details),
-            class_="alert" if missed or placement is None else "alert mild",
-            key=f"dead {' '.join(names)}",
-        )
-    ]
+        details = ["Nothing is lost: the placement has no expert there."]
+    first = f"{_first_few(names)} {'is' if len(names) == 1 else 'are'} DEAD."
+    level = "bad" if missed or placement is None else "mild"
+    return [Alert(f"dead {' '.join(names)}", level, (first, *details))]
 
 
 def _lost(snapshot: ClusterSnapshot) -> str:
-    """Say, for the alert of dead servers, how many live replicas their experts still have."""
+    """Say how many live replicas the experts of dead servers still have."""
     assert snapshot.placement is not None
     lost_LE = snapshot.placement.replicas.count_LE(~snapshot.live_S) > 0
     left, counts = np.unique(snapshot.live_replicas_LE[lost_LE], return_counts=True)
@@ -110,17 +108,6 @@ def _next(snapshot: ClusterSnapshot, dead_for_s: float) -> str:
         return f"Next: {loads}, now."
     rounded_s = math.ceil(left_s / _ROUNDED_S) * _ROUNDED_S
     return f"Next: {loads}, unless it returns within {rounded_s} s."
-
-
-def _restart(snapshot: ClusterSnapshot, missed: int) -> list[Child]:
-    servers = len(snapshot.live(Role.EXPERT_SERVER)) + missed
-    return [
-        "To start replacements: ",
-        h("code", f"eaas scale {servers}"),
-        ", or the command that ",
-        h("code", "eaas up"),
-        " printed.",
-    ]
 
 
 def _first_few(names: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""The dashboard's alerts: unreachable sources, uncovered experts, dead servers."""
+"""Alerts: unreachable sources, uncovered experts, dead servers."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attention_client.serving.dashboard.alerts import alerts
 from eaas.cluster_snapshot import ClusterSnapshot
+from eaas.cluster_snapshot.alerts import alerts
 from eaas.cluster_snapshot.model import MemberSnapshot, Source
 from eaas.types import Member, MemberState, Placement, Role
 
@@ -36,7 +36,7 @@ def snapshot(
 
 
 def text(shown: ClusterSnapshot) -> str:
-    return " ".join(" ".join(node.text for node in alerts(shown)).split())
+    return " ".join(line for alert in alerts(shown) for line in alert.lines)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_the_first_uncovered_experts_are_named() -> None:
     many = snapshot(SERVING, holds=[[0, 0, 0, 0]])
     assert "8 experts uncovered" in text(many)
     # A viewer who dismissed the first alert sees the second one.
-    keys = [alerts(found)[0].attributes["key"] for found in (shown, many)]
+    keys = [alerts(found)[0].key for found in (shown, many)]
     assert keys[0] != keys[1]
     assert "1/2" not in text(many)
 
@@ -97,8 +97,9 @@ def test_a_dead_server_without_experts_is_a_mild_alert() -> None:
     shown = snapshot(SERVING, SERVING)
     dead = MemberSnapshot(Member("old", Role.EXPERT_SERVER, 7, "h", "h:1", DEAD), 90.0)
     alert = alerts(replace(shown, members=(*shown.members, dead)))
-    assert "old is DEAD. Nothing is lost" in " ".join(alert[0].text.split())
-    assert alert[0].attributes["class"] == "alert mild"
+    assert alert[0].lines[0] == "old is DEAD."
+    assert alert[0].lines[1].startswith("Nothing is lost")
+    assert alert[0].level == "mild"
 
 
 def test_what_a_dead_server_costs_is_open_before_the_placement_is_known() -> None:
@@ -109,7 +110,7 @@ def test_what_a_dead_server_costs_is_open_before_the_placement_is_known() -> Non
 
 def test_each_alert_has_a_key_that_stays_while_its_numbers_change() -> None:
     def keys(shown: ClusterSnapshot) -> list[str]:
-        return [alert.attributes["key"] for alert in alerts(shown)]
+        return [alert.key for alert in alerts(shown)]
 
     sources = dict(snapshot(SERVING).sources) | {"monitor": Source("monitor", 88.0, "refused")}
     shown = snapshot(SERVING, DEAD, holds=[[1, 0, 0, 0], [1, 1, 1, 1]], sources=sources)
