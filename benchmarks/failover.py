@@ -1,6 +1,6 @@
-"""Measure the throughput with faults against that of the same work without them.
+"""Measure the throughput with faults against that of the same work: `python -m benchmarks.failover`.
 
-Servers fail one after another while the others serve (EaaS section 5.4). Each fault has two adjacent rounds
+Servers fail one after another while the others serve (the EaaS paper, section 5.4). Each fault has two adjacent rounds
 with the same work: one without it (quiet) and one with it (faulted). Their difference is the fault's cost.
 
 Capacity. On one machine a dead server frees its processor time for the others. The lost capacity is the
@@ -45,6 +45,7 @@ _PROMPT_TOKENS = 16
 _STRIKE_AT = 0.25
 # A hung server resumes after this many seconds, when its lease (2 s) has expired.
 _HANG_S = 2.5
+# Longest wait until the cluster is whole again.
 _BACK_S = 60.0
 _POLL_S = 0.25
 

@@ -35,7 +35,7 @@ def fetch_status(endpoint: str, key_file: Path | None = None) -> dict[str, Any]:
         key_file: File with the API key; None: the key of the environment, if any.
 
     Raises:
-        ClusterError: The endpoint does not answer or refuses the key.
+        ClusterError: The endpoint does not answer, or refuses the key or its own name.
         ConfigError: The file holds no key.
     """
     import httpx
@@ -45,7 +45,7 @@ def fetch_status(endpoint: str, key_file: Path | None = None) -> dict[str, Any]:
         url = f"{base_url(endpoint)}/eaas/v1/status"
         with httpx.Client(**http_settings(url), headers=headers, timeout=ANSWER_S) as http:
             response = http.get(url)
-        if response.status_code == httpx.codes.UNAUTHORIZED:
+        if response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
             check(response)
         response.raise_for_status()
         document: dict[str, Any] = response.json()
@@ -66,14 +66,16 @@ def live_members(document: dict[str, Any], role: str) -> list[dict[str, Any]]:
 def check(response: httpx.Response) -> None:
     """Raise ClusterError, with the endpoint's reason, if the endpoint refused the request."""
     if response.is_error:
-        raise ClusterError(
-            f"the endpoint refused ({response.status_code}): {reason(response.json())}"
-        )
+        try:
+            why = reason(response.json())
+        except ValueError:  # of a proxy before it
+            why = response.reason_phrase
+        raise ClusterError(f"the endpoint refused ({response.status_code}): {why}")
 
 
-def reason(document: dict[str, Any]) -> str:
+def reason(document: Any) -> str:
     """Extract the message from the endpoint's error document, for a command's error text."""
-    error = document.get("error", document)
+    error = document.get("error", document) if isinstance(document, dict) else document
     return str(error.get("message", error)) if isinstance(error, dict) else str(error)
 
 

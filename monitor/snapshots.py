@@ -5,7 +5,7 @@ than the loop may be held, so the loop gets its turn between two parts.
 
     capture            revision, and each member as it is now: immutable objects, no copies
     part, part, ...    some members each, as bytes; heartbeats and events go on in between
-    models             each once, at the end; members have their numbers
+    models             each once, at the end; members refer to them by number
     join               one message: protobuf merges the parts of a repeated field, and those of a submessage
 
 A watcher gets the events after the snapshot's revision next, so changes during the build are not lost. Only
@@ -31,7 +31,7 @@ from monitor.registry import Registry
 
 __all__ = ["Knows", "Snapshots", "message_of"]
 
-# A snapshot is shared for this long after its capture, or for this many times as long as its build took.
+# A snapshot is shared for the longer of this time after its capture and this many times that of its build.
 _SHARED_S = 0.05
 _SHARED_BUILDS = 4.0
 
@@ -43,7 +43,7 @@ _SNAPSHOT_TAG = bytes_tag(pb.WatchResponse.SNAPSHOT_FIELD_NUMBER)
 
 @dataclass(frozen=True)
 class Knows:
-    """What a watcher understands; those of earlier releases lack some of it.
+    """What a watcher understands; watchers of earlier releases lack some of it.
 
     Attributes:
         left: See `WatchRequest.knows_left`.
@@ -55,7 +55,7 @@ class Knows:
 
     @classmethod
     def of(cls, request: pb.WatchRequest) -> Knows:
-        """Read it from a request."""
+        """Read from a Watch request what its watcher understands."""
         return cls(request.knows_left, request.knows_models)
 
 
@@ -73,7 +73,7 @@ class Snapshots:
     """Builds and shares the snapshots of a registry. Its coroutines run in one loop.
 
     Args:
-        registry: Used with `lock` held. Only the loop changes its members' counters.
+        registry: Captured with `lock` held. Only the loop changes its members' counters.
         lock: Held for a moment at each capture, never during an `await`.
         life: Incarnation of the monitor (`Snapshot.life`).
         part: Members that are serialized in one turn of the loop, which takes some milliseconds.
@@ -100,7 +100,7 @@ class Snapshots:
         asked_at, asked_revision = time.monotonic(), self._registry.revision
         while True:
             last = self._last[knows]
-            # Captured after the call, or else unchanged since then.
+            # Captured since the call; or nothing changed before the call, and its counters are new enough.
             if last.captured_at >= asked_at or (
                 last.revision == asked_revision and last.shared_until >= asked_at
             ):

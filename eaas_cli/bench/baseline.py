@@ -1,7 +1,7 @@
 """The single process that `eaas bench serve` compares a cluster with: same endpoint and engine, no servers.
 
 `python -m eaas_cli.bench.baseline MODEL transformers|kernels THREADS`: the experts are transformers' own, or
-run on an expert server's kernels in this process.
+run on an expert server's kernels in this process. The command checks these arguments before.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class LocalExperts:
         from expert_server.weights.reader import ExpertReader
 
         self.checkpoint = Checkpoint.open(model_path)
-        # Compiled passes count themselves, as in a cluster.
+        # A compiled pass needs metrics to count itself in, as in a cluster.
         self.metrics = ClientMetrics(CollectorRegistry())
         shape = self.checkpoint.shape
         reader = ExpertReader(self.checkpoint)

@@ -22,7 +22,11 @@ __all__ = ["document_of", "print_report", "repeat_command", "write_history"]
 def document_of(
     settings: Settings, skipped: Mapping[str, str], history: History, violations: Sequence[str]
 ) -> dict[str, Any]:
-    """Build the document of `eaas chaos run --json` at the end of a run; `print_report` shows it."""
+    """Build the document of `eaas chaos run --json` at the end of a run; `print_report` shows it.
+
+    A request without an answer at the end counts as asked alone. The recovery of a fault is the time from its
+    end until the cluster was whole again; None: it was not.
+    """
     asked, answers = history.asked, [a.answer for a in history.asked if a.answer is not None]
     return {
         **{name: value for name, value in vars(settings).items() if name != "kinds"},
@@ -141,9 +145,9 @@ def print_report(document: Mapping[str, Any]) -> None:
         of = [i for i in document["incidents"] if i["kind"] == kind]
         took = [i["recovery_s"] for i in of if i["recovery_s"] is not None] or [math.nan]
         stall_ms = max(i["worst_stall_ms"] for i in of)
-        times = f"{sum(took) / len(took):.2f}", f"{max(took):.2f}", f"{stall_ms:.0f}"
-        rows.append((kind, str(len(of)), *times))
-    print_table(("fault", "times", "recovery s", "worst s", "worst stall ms"), rows)
+        recovery = f"{sum(took) / len(took):.2f}", f"{max(took):.2f}"
+        rows.append((kind, str(len(of)), *recovery, f"{stall_ms:.0f}"))
+    print_table(("fault", "count", "recovery s", "worst recovery s", "worst stall ms"), rows)
     requests = document["requests"]
     print(
         f"{requests['asked']} requests, {requests['right']} right, {requests['errors']} errors "

@@ -23,14 +23,15 @@ def write_shards(
     draw: Callable[[TensorPlan], Iterable[Array]],
     *,
     max_shard_bytes: int,
-    wrote: Callable[[int], None],
+    on_bytes: Callable[[int], None],
 ) -> None:
-    """Write tensors as model-00001-of-N.safetensors and so on, and then the index.
+    """Write tensors as model-00001-of-N.safetensors and so on, and then the index, for `eaas demo-model`.
 
     Args:
-        draw: Yields a tensor's bytes in pieces.
+        directory: Exists already.
+        draw: Yields a tensor's bytes in pieces, of as many bytes as its plan says.
         max_shard_bytes: Begin another shard rather than exceed it. A larger tensor has a shard of its own.
-        wrote: Is told the number of bytes of each piece.
+        on_bytes: Called with the number of bytes of each piece, for the progress.
 
     Raises:
         OSError: A file cannot be written.
@@ -45,7 +46,7 @@ def write_shards(
             for plan in shard:
                 for piece in draw(plan):
                     _write_all(out.write, piece.data.cast("B"))
-                    wrote(piece.nbytes)
+                    on_bytes(piece.nbytes)
         weight_map |= dict.fromkeys((plan.name for plan in shard), file.name)
     total = sum(plan.nbytes for shard in shards for plan in shard)
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
@@ -82,6 +83,6 @@ def _header(plans: Sequence[TensorPlan]) -> bytes:
 
 
 def _write_all(write: Callable[[memoryview], int | None], data: memoryview) -> None:
-    """Write everything, although a raw file may take a part of it only (at most 2 GiB; a full disk)."""
+    """Write everything. A raw file takes at most 2 GiB at a time, and less on a nearly full disk."""
     while data:
         data = data[write(data) or 0 :]

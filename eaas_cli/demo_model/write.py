@@ -208,7 +208,7 @@ def write_checkpoint(
             plans,
             partial(draw_tensor, seed=seed, words=word_ids(tokenizer)),
             max_shard_bytes=max_shard_bytes,
-            wrote=lambda wrote: progress(wrote, total),
+            on_bytes=lambda wrote: progress(wrote, total),
         )
         (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 

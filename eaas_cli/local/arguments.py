@@ -1,4 +1,4 @@
-"""In the launcher: the command-line arguments of each role's process, and checks before any starts."""
+"""For `eaas up`, here and on Ray: the arguments of each role's process, and checks before a process starts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 _INSTALL = (
-    "`make setup-vllm` makes an environment with both, or: "
+    "`make setup-vllm` makes an environment with vLLM and this package, or: "
     "pip install 'expert-as-a-service[server,vllm]' beside vLLM"
 )
 
@@ -97,7 +97,10 @@ def _without(words: tuple[str, ...], option: str) -> tuple[str, ...]:
 
 
 def refuse_few_servers(servers: int, redundancy: int, *, on_devices: bool = False) -> None:
-    """Raise ConfigError if there are fewer servers, or GPUs with one each, than replicas of each expert."""
+    """Raise ConfigError if there are fewer servers than replicas of each expert.
+
+    `on_devices`: each server has a GPU, so that `--devices` gives their number.
+    """
     if redundancy > servers:
         remedy = (
             f"give --redundancy {servers}, or more --devices"
@@ -134,9 +137,15 @@ def make_log_dir(wanted: Path) -> None:
 
 
 def check_endpoint_port(host: str, port: int) -> int:
-    """Check that the HTTP endpoint's address is free, before any process starts; 0 finds a free port.
+    """Check that the HTTP endpoint can listen at an address, before any process starts; return the port.
 
-    Raises ConfigError or PortInUseError.
+    Args:
+        host: Address of this machine.
+        port: 0: a free one.
+
+    Raises:
+        ConfigError: It is no address of this machine, or the port needs more rights.
+        PortInUseError: Another process listens there.
     """
     try:
         family, kind, _, _, address = socket.getaddrinfo(
@@ -156,6 +165,7 @@ def check_endpoint_port(host: str, port: int) -> int:
                 raise ConfigError(
                     f"--host {host}: {error.strerror}; give an address of this machine"
                 ) from error
-            raise PortInUseError(
-                f"{host}:{port}: {error.strerror}; choose another with --port, or stop what holds it"
-            ) from error
+            remedy = f"{host}:{port}: {error.strerror}; choose another with --port"
+            if error.errno == errno.EADDRINUSE:
+                raise PortInUseError(f"{remedy}, or stop what holds it") from error
+            raise ConfigError(remedy) from error

@@ -1,4 +1,4 @@
-"""Progress of loads for `eaas up`: read from the monitor, and shown live or printed now and then."""
+"""How far the expert servers are with loading, for `eaas up`: shown live, or printed now and then."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["LoadingLines", "LoadingPoller", "loading_shown", "loading_text", "print_lines"]
 
 _ASK_S = 0.5
-# Intervals of the polls while experts load, and otherwise: shorter loads need no progress.
+# Intervals of the polls while experts load, and otherwise. A load that is shorter than these is not shown.
 _POLL_S = 1.0
 _IDLE_POLL_S = 3.0
 # How long experts load before the first printed line, and the interval of the lines.
@@ -32,7 +32,7 @@ class LoadingPoller:
     """Polls the cluster's monitor for servers that load experts. Not thread-safe; close it.
 
     Args:
-        cluster: It may still be starting.
+        cluster: It may still be starting; until its monitor has an address, nothing loads.
         clock: Monotonic seconds.
     """
 
@@ -105,7 +105,7 @@ def _lines(loading: Mapping[str, Loading]) -> list[str]:
 
 @contextlib.contextmanager
 def loading_shown(cluster: LaunchedCluster) -> Iterator[Callable[[], None]]:
-    """While the cluster starts, show how far its servers are with loading, at each call of the result."""
+    """Yield a function that shows how far the servers are, to be called while the cluster starts."""
     with contextlib.closing(LoadingPoller(cluster)) as poller:
         if not sys.stdout.isatty():
             lines = LoadingLines()

@@ -1,4 +1,4 @@
-"""Which nodes of a Ray cluster take which roles. No I/O."""
+"""Which nodes of a Ray cluster take which roles, for `eaas up --on ray`. No I/O."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def monitor_candidates(nodes: Sequence[Node], own: str) -> list[Node]:
 
 
 def least_loaded(nodes: Iterable[Node], servers: Iterable[str]) -> str | None:
-    """Choose the node of another expert server: the one with the fewest, Ray's head last.
+    """Choose the node of another expert server: one with the fewest servers; among equals not Ray's head.
 
     Args:
         nodes: Live nodes.
@@ -81,7 +81,8 @@ def least_loaded(nodes: Iterable[Node], servers: Iterable[str]) -> str | None:
 def monitor_places(candidates: Iterable[Node], nodes: Sequence[Node]) -> list[str]:
     """List the ids of the live nodes that may run the monitor, best first.
 
-    Members know the candidates' addresses, and a machine that Ray started on again has another id.
+    Members know the candidates' addresses. A machine on which Ray was started again has another id and the
+    same address.
 
     Args:
         candidates: The monitor's candidates when the cluster started, best first.

@@ -1,10 +1,13 @@
-/* Exchanges single experts of spare slots, for all scenarios together. */
+/* Exchanges single experts of spare slots, for all scenarios (samples of the load, with their weights) together.
+ *
+ * exchange_spares, called by plan.c, is a greedy search: each round gives servers with room a hot expert in their spare
+ * slot, then shifts load between replicas again. Nothing is checked here; plan.c makes what `Spares` describes. */
 #include "spares.h"
 
 #include <string.h>
 
-#define ROUNDS 6 /* of shifting load */
-#define TIE 1e-6 /* part of the load that a replica cannot take now: of equal experts the hotter one is chosen */
+#define ROUNDS 6 /* of replacing experts, and shifting load */
+#define TIE 1e-6 /* weight of an expert's whole load in its gain: of two equal gains the hotter expert wins */
 
 /* Shifts load to the replicas where possible; returns the excess, over all scenarios. */
 static double
@@ -18,6 +21,8 @@ push(Spares *spares)
     return excess;
 }
 
+/* Finds the experts with load on servers that are above the mean, or could only pass load to such ones (level_S says
+ * which): into bound_EB, bound_E and hot. */
 static void
 find_hot(Spares *spares)
 {
@@ -65,7 +70,8 @@ loss_of(const Spares *spares, int32_t slot)
     return loss;
 }
 
-/* Load of a server's other slots that servers with room could take, up to `most`; `shift` moves it there. */
+/* Load of a server's slots but the last, its spare one, that servers with room could take, up to `most`; `shift` moves it
+ * there. */
 static double
 pass_on(Flow *flow, int32_t server, double most, bool shift)
 {
@@ -115,9 +121,9 @@ capacity_of(const Spares *spares, int32_t server)
     return sum;
 }
 
-/* The hot expert of which a server could take most, at least `least`, after most_B; or NONE. */
+/* The hot expert of which a server can take most within most_B, if that is more than `best_gain`; else NONE. */
 static int32_t
-best_expert(const Spares *spares, int32_t server, double least)
+best_expert(const Spares *spares, int32_t server, double best_gain)
 {
     size_t scenarios = (size_t)spares->scenarios;
     int32_t best = NONE;
@@ -125,21 +131,22 @@ best_expert(const Spares *spares, int32_t server, double least)
         int32_t e = spares->hot[i];
         const double *bound_B = spares->bound_EB + (size_t)e * scenarios;
         double gain = 0;
-        if (!(spares->bound_E[e] * (1 + TIE) > least)) {
+        if (!(spares->bound_E[e] * (1 + TIE) > best_gain)) {
             break;
         }
         for (size_t b = 0; b < scenarios; b++) {
             double taken = spares->most_B[b] < bound_B[b] ? spares->most_B[b] : bound_B[b];
             gain += (taken + TIE * bound_B[b]) * spares->weight_B[b];
         }
-        if (gain > least && !is_held(&spares->flow_B[0], server, e)) {
-            least = gain;
+        if (gain > best_gain && !is_held(&spares->flow_B[0], server, e)) {
+            best_gain = gain;
             best = e;
         }
     }
     return best;
 }
 
+/* Puts another expert into a spare slot, or none. Other replicas take the load of the one before. */
 static void
 replace(Spares *spares, int32_t slot, int32_t expert)
 {
@@ -209,6 +216,8 @@ run_round(Spares *spares)
     return changes;
 }
 
+/* A round that takes less than `least` from servers above the mean is undone. The experts of the slots are the result;
+ * the flows are not in balance afterwards. */
 void
 exchange_spares(Spares *spares)
 {

@@ -1,4 +1,4 @@
-"""The report of `eaas bench experts` and its plot, from its document at the end."""
+"""Prints and draws the document of `eaas bench experts` when the run has ended."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ _COLUMNS = (
     "speedup",
     "rel_error",
 )
+# More cores than this, busy with other processes, disturb the figures.
 _BUSY_CORES = 0.1
 
 
 def print_report(document: dict[str, Any]) -> None:
-    """Print the machine's limits, the rows of each layer, the tiles, and what was skipped."""
+    """Print the machine's limits, the rows of each layer, the tuned tile sizes, and what was skipped."""
     machine = document["machine"]
     print_figures(machine)
     if machine["busy_cores_elsewhere"] > _BUSY_CORES:
@@ -37,8 +38,8 @@ def print_report(document: dict[str, Any]) -> None:
         rows = [row for row in document["rows"] if row["shape"] == shape]
         print_rows(rows, _COLUMNS, title=f"H,I,E,K = {shape}")
     print(
-        "roofline fraction: of the machine's limit at that moment; auto: whether servers pick it; "
-        "speedup: over the baselines"
+        "H,I,E,K: hidden and intermediate size, experts, experts per token; roofline fraction: of the "
+        "machine's limit at that moment; auto: whether servers pick it; speedup: over the fastest baseline"
     )
     for name in ("tuned", "skipped"):
         if document.get(name):

@@ -1,4 +1,4 @@
-"""`eaas bench experts`, in the process of the command: the run and its document."""
+"""Runs `eaas bench experts` in the process of the command, and builds its document."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _CELL_S = 30.0
 _LEAST_ROUNDS = 3
 # Below this ratio of multiply time to read time, the multiply speed is not measured at each call.
 _NEAR = 0.5
-# Above it, the multiply speed is measured around each call, for this time or this share of the call.
+# Above it, the multiply speed is measured around each call, for the longer of this time and this share of the call.
 _MULTIPLY_S, _MULTIPLY_SHARE = 0.04, 0.1
 
 # (dtype of the weights, kernel) of a kernel; ("", name) of a baseline.
@@ -116,7 +116,7 @@ class _Entrants(NamedTuple):
     """The kernels that are measured with one dtype of the stored weights.
 
     Attributes:
-        kernels: Kernels without experts, by name. The caller closes them.
+        kernels: Kernels by name, without experts at first. The caller closes them.
         picked: Choice of `auto`, if `auto` takes part and finds one.
     """
 

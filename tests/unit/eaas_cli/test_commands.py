@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 
 import eaas
 from cli_options import OPTIONS
-from eaas.errors import ConfigError, EaasError
+from eaas.errors import ClusterError, ConfigError, EaasError
 from eaas_cli.commands import app
-from eaas_cli.endpoint import unreachable_error
+from eaas_cli.endpoint import check, unreachable_error
 from eaas_cli.local.running_clusters import recorded
 
 ROOT = Path(__file__).parents[3]
@@ -173,6 +173,19 @@ def test_a_mistake_is_named_before_anything_starts(words: list[str], why: str) -
     error = CliRunner().invoke(app, words).exception
     assert isinstance(error, EaasError)
     assert re.match(why, str(error)), error
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ({"json": {"error": {"message": "Show a key."}}}, "Show a key."),
+        ({"json": ["no"]}, r"\['no'\]"),
+        ({"text": "<html>a proxy's page</html>"}, "Forbidden"),
+    ],
+)
+def test_a_refusal_is_one_error_whoever_sends_it(answer: dict[str, Any], why: str) -> None:
+    with pytest.raises(ClusterError, match=rf"refused \(403\): {why}"):
+        check(httpx.Response(403, **answer))
 
 
 def test_an_unreachable_endpoint_is_one_line() -> None:

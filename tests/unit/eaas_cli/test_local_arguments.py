@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from pathlib import Path
 
@@ -51,3 +52,13 @@ def test_the_endpoints_port_is_free_or_refused() -> None:
     assert check_endpoint_port("[127.0.0.1]", port) == port
     with pytest.raises(ConfigError, match=r"--host 192\.0\.2\.1: .*an address of this machine"):
         check_endpoint_port("192.0.2.1", 0)
+
+
+def test_a_port_that_needs_more_rights_is_not_called_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NoRights(socket.socket):
+        def bind(self, address: object) -> None:
+            raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(socket, "socket", NoRights)
+    with pytest.raises(ConfigError, match=r"127\.0\.0\.1:80: Permission denied; .* --port$"):
+        check_endpoint_port("127.0.0.1", 80)
