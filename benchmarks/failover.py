@@ -1,6 +1,6 @@
 """Measure the throughput with faults against that of the same work: `python -m benchmarks.failover`.
 
-Servers fail one after another while the others serve (the EaaS paper, section 5.4). Each fault has two adjacent rounds
+Servers fail one after another while the others serve (the EaaS paper, section 5.4). Each fault has two rounds
 with the same work: one without it (quiet) and one with it (faulted). Their difference is the fault's cost.
 
 Capacity. On one machine a dead server frees its processor time for the others. The lost capacity is the

@@ -1,4 +1,4 @@
-"""For `eaas up`, here and on Ray: the arguments of each role's process, and checks before a process starts."""
+"""For `eaas up`, here and on Ray: each role's arguments, and checks before a process starts."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ _CELL_S = 30.0
 _LEAST_ROUNDS = 3
 # Below this ratio of multiply time to read time, the multiply speed is not measured at each call.
 _NEAR = 0.5
-# Above it, the multiply speed is measured around each call, for the longer of this time and this share of the call.
+# Above it, the multiply speed is measured around each call, for this time or, if longer, this share of it.
 _MULTIPLY_S, _MULTIPLY_SHARE = 0.04, 0.1
 
 # (dtype of the weights, kernel) of a kernel; ("", name) of a baseline.
