@@ -87,10 +87,12 @@ class World:
     seed: int = field(default=0)
 
     @classmethod
-    def of(cls, servers: int = 2, slots: int = 4, capacity: int = 4096) -> World:
+    def of(
+        cls, servers: int = 2, slots: int = 4, capacity: int = 4096, timeout_s: float = 20.0
+    ) -> World:
         metrics = ClientMetrics(CollectorRegistry())
         made = [Server(f"s{i}", metrics, slots, capacity) for i in range(servers)]
-        dispatcher, views = dispatcher_of(made, LAYERS, EXPERTS, metrics, 2.0, 0.05)
+        dispatcher, views = dispatcher_of(made, LAYERS, EXPERTS, metrics, timeout_s, 0.05)
         return cls(made, LayerCalls(dispatcher, checksum=False), views, metrics)
 
     def warm(self) -> None:
@@ -391,7 +393,7 @@ def test_calls_of_several_threads(world: World) -> None:
 
 
 def test_a_released_lane_starts_nothing() -> None:
-    made = World.of(servers=1)
+    made = World.of(servers=1, timeout_s=2.0)
     made.warm()
     made.servers[0].connection.close()
     x_TH, ids_TK, scores_TK = made.inputs(1)
