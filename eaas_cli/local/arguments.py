@@ -165,7 +165,9 @@ def check_endpoint_port(host: str, port: int) -> int:
                 raise ConfigError(
                     f"--host {host}: {error.strerror}; give an address of this machine"
                 ) from error
-            remedy = f"{host}:{port}: {error.strerror}; choose another with --port"
+            where = f"{host}:{port}: {error.strerror}"
             if error.errno == errno.EADDRINUSE:
-                raise PortInUseError(f"{remedy}, or stop what holds it") from error
-            raise ConfigError(remedy) from error
+                raise PortInUseError(
+                    f"{where}; choose another with --port, or stop what holds it"
+                ) from error
+            raise ConfigError(f"{where}; choose another with --port") from error
