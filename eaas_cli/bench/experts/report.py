@@ -39,7 +39,7 @@ def print_report(document: dict[str, Any]) -> None:
         print_rows(rows, _COLUMNS, title=f"H,I,E,K = {shape}")
     print(
         "H,I,E,K: hidden and intermediate size, experts, experts per token; roofline fraction: of the "
-        "machine's limit at that moment; auto: whether servers pick it; speedup: over the fastest baseline"
+        "machine's limit at that moment; auto: whether servers pick it; speedup: over each baseline"
     )
     for name in ("tuned", "skipped"):
         if document.get(name):

@@ -62,7 +62,7 @@ def test_a_broken_body_ends_the_request(box: Box) -> None:
         fields = ("Content-Type: application/json", "Transfer-Encoding: chunked")
         connection.sendall(head("POST /v1/completions HTTP/1.1", *fields) + b"5\r\n{pr")
         time.sleep(0.05)
-        connection.sendall(b"omXXX\r\n")
+        connection.sendall(b"om---\r\n")
         assert answer_of(read_all(connection)).status == 400
 
 

@@ -183,7 +183,7 @@ def test_a_mistake_is_named_before_anything_starts(words: list[str], why: str) -
         ({"text": "<html>a proxy's page</html>"}, "Forbidden"),
     ],
 )
-def test_a_refusal_is_one_error_whoever_sends_it(answer: dict[str, Any], why: str) -> None:
+def test_a_refusal_is_one_error_from_any_sender(answer: dict[str, Any], why: str) -> None:
     with pytest.raises(ClusterError, match=rf"refused \(403\): {why}"):
         check(httpx.Response(403, **answer))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -85,20 +86,15 @@ def serve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
     monkeypatch.delenv("EAAS_API_KEY", raising=False)
     monkeypatch.setattr(middleware_module, "ClusterObserver", FakeObserver)
-    clients: list[TestClient] = []
+    with ExitStack() as stack:
 
-    def serve(**settings: Any) -> TestClient:
-        made = EndpointSettings("127.0.0.1:1", "127.0.0.1", 8000, "demo", **settings)
-        for name, value in made.environment().items():
-            monkeypatch.setenv(name, value)
-        client = TestClient(fake_vllm(), base_url=f"http://{ADDRESS}")
-        client.__enter__()
-        clients.append(client)
-        return client
+        def serve(**settings: Any) -> TestClient:
+            made = EndpointSettings("127.0.0.1:1", "127.0.0.1", 8000, "demo", **settings)
+            for name, value in made.environment().items():
+                monkeypatch.setenv(name, value)
+            return stack.enter_context(TestClient(fake_vllm(), base_url=f"http://{ADDRESS}"))
 
-    yield serve
-    for client in clients:
-        client.__exit__(None, None, None)
+        yield serve
 
 
 def test_vllm_answers_its_own_paths(serve: Callable[..., TestClient]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -52,23 +53,20 @@ def reader() -> Reader:
 @pytest.fixture
 def serve(reader: Reader) -> Iterator[Callable[..., TestClient]]:
     """Serves a dashboard with a model named demo."""
-    clients: list[TestClient] = []
+    with ExitStack() as stack:
 
-    def serve(operator: Operator | None = None, token: OperatorToken | None = None) -> TestClient:
-        made: Any = reader
-        dashboard = Dashboard(lambda: made, operator, token, PERIOD_S)
-        dashboard.serve("demo", has_chat=True, names_servers=False)
-        app = Starlette()
-        app.router.routes.append(dashboard)
-        app.state.dashboard = dashboard
-        client = TestClient(app, base_url=HERE)
-        client.__enter__()
-        clients.append(client)
-        return client
+        def serve(
+            operator: Operator | None = None, token: OperatorToken | None = None
+        ) -> TestClient:
+            made: Any = reader
+            dashboard = Dashboard(lambda: made, operator, token, PERIOD_S)
+            dashboard.serve("demo", has_chat=True, names_servers=False)
+            app = Starlette()
+            app.router.routes.append(dashboard)
+            app.state.dashboard = dashboard
+            return stack.enter_context(TestClient(app, base_url=HERE))
 
-    yield serve
-    for client in clients:
-        client.__exit__(None, None, None)
+        yield serve
 
 
 def test_viewers_share_a_reading_and_without_one_there_is_none(
