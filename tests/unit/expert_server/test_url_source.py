@@ -373,7 +373,7 @@ def test_http_stalls_and_failures_are_tried_again(
         return None if number % 3 else faults[number // 3 % len(faults)]
 
     server.fault = fault
-    there = ExpertReader(Checkpoint.open(source(server.url, 0.5)))
+    there = ExpertReader(Checkpoint.open(source(server.url, 1.5)))
     assert_same_experts(there, ExpertReader(Checkpoint.open(server.directory)), 1, [0, 7])
 
 
