@@ -21,6 +21,7 @@ class Role(enum.Enum):
     ATTENTION_CLIENT = "attention-client"
     MONITOR = "monitor"
     BALANCER = "balancer"
+    FRONTEND = "frontend"
 
     @property
     def number(self) -> pb.Role:
@@ -180,6 +181,7 @@ class Member:
     loading_bytes: int = 0
     loaded_bytes: int = 0
     reach: tuple[ServerReach, ...] | None = None
+    engine_address: str = ""
 
     @property
     def process(self) -> tuple[str, int, str, int, str]:

@@ -16,7 +16,7 @@ import grpc
 from eaas.rpc.v1 import monitor_pb2 as pb
 from monitor.incarnation import MemberEvent
 from monitor.refusal import Refused
-from monitor.snapshots import message_of
+from monitor.snapshots import Knows, message_of
 
 __all__ = ["Fanout"]
 
@@ -55,7 +55,7 @@ class Fanout:
         self._waking = False
         self._timer: asyncio.TimerHandle | None = None
         self._notified = False
-        self._made: OrderedDict[tuple[int, bool], bytes] = OrderedDict()
+        self._made: OrderedDict[tuple[int, Knows], bytes] = OrderedDict()
         self._snapshots = asyncio.Semaphore(snapshots)
         self._snapshot_s = snapshot_s
         self._starting = asyncio.Lock()
@@ -120,17 +120,18 @@ class Fanout:
             if not sleeper.done():
                 sleeper.set_result(False)
 
-    def message(self, event: MemberEvent, knows_left: bool = True) -> bytes:
-        """Return the serialized message of an event, for watchers; `knows_left`: see `WatchRequest`."""
-        key = event.revision, knows_left
+    def message(self, event: MemberEvent, knows: Knows) -> bytes:
+        """Return the serialized message of an event, for watchers that understand this much."""
+        key = event.revision, knows
         made = self._made.get(key)
         if made is None:
             made = self._made[key] = pb.WatchResponse(
                 event=pb.MemberEvent(
                     revision=event.revision,
-                    member=message_of(event.member, knows_left),
+                    member=message_of(event.member, knows),
                     reason=event.reason,
-                    forgotten=event.forgotten,
+                    # Without an event, the watcher's revision would fall behind.
+                    forgotten=event.forgotten or not knows.lists(event.member),
                 )
             ).SerializeToString()
             if len(self._made) > _KEPT:

@@ -387,9 +387,7 @@ class MonitorService:
                 continue
             messages = []
             if events:
-                messages = [
-                    self._fanout.message(e, knows.left) for e in events if e.revision <= stored
-                ]
+                messages = [self._fanout.message(e, knows) for e in events if e.revision <= stored]
                 seen = stored
             if unstored and unstored[0] <= stored:
                 seen, snapshot = unstored

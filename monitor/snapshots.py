@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from eaas.rpc.v1 import common_pb2
 from eaas.rpc.v1 import monitor_pb2 as pb
-from eaas.types import Member, MemberState, ModelShape
+from eaas.types import Member, MemberState, ModelShape, Role
 from eaas.wire.protobuf import bytes_tag, varint
 from monitor.incarnation import MemberEntry
 from monitor.registry import Registry
@@ -48,15 +48,21 @@ class Knows:
     Attributes:
         left: See `WatchRequest.knows_left`.
         models: See `WatchRequest.knows_models`.
+        frontends: See `WatchRequest.knows_frontends`.
     """
 
     left: bool = True
     models: bool = True
+    frontends: bool = True
 
     @classmethod
     def of(cls, request: pb.WatchRequest) -> Knows:
         """Read from a Watch request what its watcher understands."""
-        return cls(request.knows_left, request.knows_models)
+        return cls(request.knows_left, request.knows_models, request.knows_frontends)
+
+    def lists(self, member: Member) -> bool:
+        """Whether the watcher gets this member."""
+        return self.frontends or member.role is not Role.FRONTEND
 
 
 @dataclass(frozen=True)
@@ -128,8 +134,9 @@ class Snapshots:
                 await asyncio.sleep(0)
             now, turn = time.monotonic(), slice(start, start + self._part)
             members = (
-                _member_bytes(member, entry, now, knows.left, numbers)
+                _member_bytes(member, entry, now, knows, numbers)
                 for member, entry in zip(captured[turn], entries[turn], strict=True)
+                if knows.lists(member)
             )
             parts.append(_part(b"".join(members)))
         parts.append(_part(b"".join(_model_bytes(shape, _MODELS_TAG) for shape in numbers or ())))
@@ -146,7 +153,7 @@ def _member_bytes(
     member: Member,
     entry: MemberEntry,
     now: float,
-    knows_left: bool,
+    knows: Knows,
     numbers: dict[ModelShape, int] | None,
 ) -> bytes:
     """Serialize a captured member as a field of a Snapshot, with the current counters of its entry."""
@@ -158,7 +165,7 @@ def _member_bytes(
             number = numbers.setdefault(member.model, len(numbers) + 1)
     counters = entry.counters(now - entry.arrivals.heard_at)
     message = message_of(
-        member, knows_left, model=None, model_number=number, **counters
+        member, knows, model=None, model_number=number, **counters
     ).SerializeToString()
     return b"".join((_MEMBER_TAG, varint(len(message) + len(model)), message, model))
 
@@ -171,12 +178,15 @@ def _model_bytes(shape: ModelShape, tag: bytes) -> bytes:
     return tag + varint(len(model)) + model
 
 
-def message_of(member: Member, knows_left: bool, **changes: object) -> common_pb2.Member:
+def message_of(member: Member, knows: Knows, **changes: object) -> common_pb2.Member:
     """Convert a member to its message, with other values for some fields.
 
-    LEFT becomes DEAD for watchers of earlier releases.
+    For watchers of earlier releases LEFT becomes DEAD, and a frontend a dead attention client.
     """
     message = member.to_proto(**changes)
-    if member.state is MemberState.LEFT and not knows_left:
+    if not knows.lists(member):
+        message.role = common_pb2.ROLE_ATTENTION_CLIENT
+        message.state = common_pb2.MEMBER_STATE_DEAD
+    if member.state is MemberState.LEFT and not knows.left:
         message.state = common_pb2.MEMBER_STATE_DEAD
     return message

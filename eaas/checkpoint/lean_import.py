@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from importlib.abc import Loader, MetaPathFinder
@@ -16,7 +17,7 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
-__all__ = ["import_transformers", "without_compiler"]
+__all__ = ["import_transformers", "without_compiler", "without_torch"]
 
 _MODELS = "transformers.models"
 # transformers imports them if they are installed, and text models do without. A missing name only costs time.
@@ -47,6 +48,13 @@ _ASKED = {
 }
 # The one module of it that models run, which needs no other.
 _ALONE = f"{_COMPILER}._trace_wrapped_higher_order_op"
+
+
+def without_torch() -> None:
+    """Let transformers find no torch, whose import takes seconds and 200 MB, in a process that needs none."""
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
+    # Else transformers warns about it.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 
 def import_transformers() -> None:

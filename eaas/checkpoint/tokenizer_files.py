@@ -26,7 +26,7 @@ from eaas.checkpoint.text_files import (
 from eaas.errors import CheckpointError, NotACheckpointError
 from eaas.hub_cache import complete_download
 
-__all__ = ["check_client_files"]
+__all__ = ["check_client_files", "is_vocabulary"]
 
 _TOKENIZER = "tokenizer.json"
 _SETTINGS = "tokenizer_config.json"
@@ -72,6 +72,11 @@ _SETTINGS_KINDS: dict[str, tuple[type, ...]] = {
     "split_special_tokens": (bool,),
     "tokenizer_class": (str, NoneType),
 }
+
+
+def is_vocabulary(name: str) -> bool:
+    """Whether a file of this name may hold a tokenizer's vocabulary."""
+    return _VOCABULARY.fullmatch(name) is not None
 
 
 def check_client_files(source: LocalSource) -> None:

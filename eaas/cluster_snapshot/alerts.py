@@ -35,7 +35,7 @@ class Alert:
 
 
 def alerts(snapshot: ClusterSnapshot) -> list[Alert]:
-    """List what is wrong: silent sources, uncovered experts, dead servers. Empty if all is well."""
+    """List what is wrong: silent sources, uncovered experts, dead processes. Empty if all is well."""
     found = []
     for source in snapshot.sources.values():
         if source.silent_since is not None:
@@ -47,7 +47,7 @@ def alerts(snapshot: ClusterSnapshot) -> list[Alert]:
         named = _first_few([f"{layer}/{expert}" for layer, expert in snapshot.uncovered])
         # More of them are another alert.
         found.append(Alert(count, "bad", (f"{count}: no live replica of layer/expert {named}",)))
-    return found + _dead_servers(snapshot)
+    return found + _dead_servers(snapshot) + _dead_engines(snapshot)
 
 
 def _dead_servers(snapshot: ClusterSnapshot) -> list[Alert]:
@@ -74,6 +74,19 @@ def _dead_servers(snapshot: ClusterSnapshot) -> list[Alert]:
     first = f"{_first_few(names)} {'is' if len(names) == 1 else 'are'} DEAD."
     level = "bad" if missed or placement is None else "mild"
     return [Alert(f"dead {' '.join(names)}", level, (first, *details))]
+
+
+def _dead_engines(snapshot: ClusterSnapshot) -> list[Alert]:
+    engines = [m.member for m in snapshot.members if m.member.engine_address]
+    names = [member.id for member in engines if member.state is MemberState.DEAD]
+    if not names:
+        return []
+    first = f"{_first_few(names)} {'is' if len(names) == 1 else 'are'} DEAD."
+    if any(member.state is MemberState.SERVING for member in engines):
+        effect = "Requests continue on another attention client."
+        return [Alert(f"dead {' '.join(names)}", "mild", (first, effect))]
+    effect = "No attention client serves: requests wait for one, and fail after a minute."
+    return [Alert(f"dead {' '.join(names)}", "bad", (first, effect))]
 
 
 def _lost(snapshot: ClusterSnapshot) -> str:

@@ -21,9 +21,14 @@ _TOTALS = {
     "vllm:num_requests_running": "running",
     "vllm:num_requests_waiting": "waiting",
 }
-_FAILOVERS = "eaas_failovers_total"
+# Metric with a label `reason` -> field. Failovers of an endpoint over engines, and over vLLM.
+_BY_REASON = {
+    "eaas_engine_failovers_total": "failovers",
+    "eaas_failovers_total": "failovers",
+    "eaas_frontend_migrations_total": "migrations",
+}
 
-COUNTED = (*_TOTALS, _FAILOVERS)
+COUNTED = (*_TOTALS, *_BY_REASON)
 """Names of the Prometheus metrics that are parsed."""
 
 
@@ -38,6 +43,7 @@ class Counters:
         running: Requests in the batch.
         waiting: Requests in the queue.
         failovers: Parts of layer calls sent to another replica, by reason.
+        migrations: Requests that left an attention client before their end, by reason.
     """
 
     tokens: float = 0.0
@@ -48,6 +54,7 @@ class Counters:
     running: float = 0.0
     waiting: float = 0.0
     failovers: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    migrations: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True)
@@ -68,7 +75,7 @@ class Rates:
 def read_counters(text: str) -> Counters:
     """Parse an endpoint's counters from Prometheus' text format; missing counters are 0."""
     totals: dict[str, float] = {}
-    failovers: dict[str, float] = {}
+    reasons: dict[str, dict[str, float]] = {"failovers": {}, "migrations": {}}
     for line in text.splitlines():
         found = _LINE.match(line)
         if found is None:
@@ -76,9 +83,11 @@ def read_counters(text: str) -> Counters:
         name, labels, value = found.groups()
         if name in _TOTALS:
             totals[_TOTALS[name]] = totals.get(_TOTALS[name], 0.0) + float(value)
-        elif name == _FAILOVERS and (reason := _REASON.search(labels or "")):
-            failovers[reason[1]] = failovers.get(reason[1], 0.0) + float(value)
-    return Counters(**totals, failovers=MappingProxyType(failovers))
+        elif name in _BY_REASON and (reason := _REASON.search(labels or "")):
+            counts = reasons[_BY_REASON[name]]
+            counts[reason[1]] = counts.get(reason[1], 0.0) + float(value)
+    failovers, migrations = (MappingProxyType(found) for found in reasons.values())
+    return Counters(**totals, failovers=failovers, migrations=migrations)
 
 
 def rates(before: Counters, after: Counters, seconds: float) -> Rates:

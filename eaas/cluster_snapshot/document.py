@@ -46,6 +46,7 @@ def document(snapshot: ClusterSnapshot) -> dict[str, Any]:
         "requests": {
             "running": counters.running if counters else None,
             "waiting": counters.waiting if counters else None,
+            "migrations": sum(counters.migrations.values()) if counters else None,
         },
         "rates": asdict(snapshot.rates),
         "balance": {"par": snapshot.par, "bound": snapshot.bound, "gap": snapshot.gap},
@@ -73,6 +74,7 @@ def _member(m: MemberSnapshot) -> dict[str, Any]:
     return {
         "id": m.member.id,
         "role": m.member.role.value,
+        "is_engine": bool(m.member.engine_address),
         "state": m.member.state.value,
         "incarnation": m.member.incarnation,
         "experts": m.member.experts,

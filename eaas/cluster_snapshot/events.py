@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from eaas.cluster_snapshot.model import ClusterSnapshot, Decision, Event
 from eaas.counted import counted
@@ -98,11 +98,18 @@ def _coverage(before: ClusterSnapshot, after: ClusterSnapshot) -> Iterator[tuple
 def _failovers(before: ClusterSnapshot, after: ClusterSnapshot) -> Iterator[tuple[str, str, str]]:
     if before.counters is None or after.counters is None:
         return
-    for reason, total in after.counters.failovers.items():
-        count = total - before.counters.failovers.get(reason, 0.0)
-        if count > 0:
-            parts = "1 part of a layer call" if count == 1 else f"{count:.0f} parts of layer calls"
-            yield "failover", "endpoint", f"{parts} sent to another replica ({reason})"
+    for reason, count in _more(before.counters.failovers, after.counters.failovers):
+        parts = "1 part of a layer call" if count == 1 else f"{count} parts of layer calls"
+        yield "failover", "endpoint", f"{parts} sent to another replica ({reason})"
+    for reason, count in _more(before.counters.migrations, after.counters.migrations):
+        requests = f"{counted(count, 'request')} {'moves' if count == 1 else 'move'}"
+        yield "failover", "endpoint", f"{requests} to another attention client ({reason})"
+
+
+def _more(before: Mapping[str, float], after: Mapping[str, float]) -> Iterator[tuple[str, int]]:
+    for reason, total in after.items():
+        if total > before.get(reason, 0.0):
+            yield reason, round(total - before.get(reason, 0.0))
 
 
 def _decisions(

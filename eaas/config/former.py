@@ -2,6 +2,10 @@
 
 __all__ = ["FORMER_COMMANDS", "FORMER_OPTIONS", "FORMER_SETTINGS"]
 
+_OF_THE_FRONTEND = (
+    *("host", "port", "api_key_file", "allowed_hosts", "allowed_origins", "served_model_name"),
+    *("response_template", "stored_responses", "dashboard", "operator_page"),
+)
 FORMER_SETTINGS = {
     "balancer.ack_timeout_s": "is fixed at 10 s",
     "balancer.drift_tv": "is fixed at 0.2",
@@ -13,6 +17,7 @@ FORMER_SETTINGS = {
     "expert_server.spin_us": "is fixed at 20 us",
     "attention_client.spin_us": "is fixed at 20 us",
     "attention_client.cache_block_tokens": "is fixed at 64; set cache_blocks for a larger cache",
+    **{f"attention_client.{n}": f"is frontend.{n}" for n in _OF_THE_FRONTEND},
     "attention_client.scheduler.most_stretch": "went with the strategy cost_bounded",
     "attention_client.scheduler.weight_pairs": "went with the strategy cost_bounded",
     "attention_client.scheduler.predicted_layers": "is fixed at 1",
@@ -50,6 +55,7 @@ FORMER_COMMANDS = {
 """Commands that are no longer or never were, and what to give in their place."""
 
 FORMER_OPTIONS = {
+    "vllm --operator-page": "an option of the page's own process, `eaas frontend --page-only`",
     "bench experts --builtin": "gone: without --shape the built-in shapes are measured",
     "bench experts --no-builtin": "gone: --shape takes the place of the built-in shapes",
     "simulate caps --out": "gone: --json prints the document, --plot FILE.png draws it",

@@ -28,6 +28,7 @@ __all__ = [
     "BalancerConfig",
     "ClusterConfig",
     "ExpertServerConfig",
+    "FrontendConfig",
     "MonitorConfig",
     "RayConfig",
     "SchedulerConfig",
@@ -354,8 +355,8 @@ class SchedulerConfig(_Section):
         return self
 
 
-class AttentionClientConfig(_Section):
-    """An attention client: runs the model without experts, and the HTTP endpoint."""
+class FrontendConfig(_Section):
+    """A frontend: the HTTP endpoint, in front of the engines of attention clients, or vLLM's."""
 
     host: str = Field("127.0.0.1", description="Address of the HTTP endpoint.")
     port: Port = Field(8000, description="Port of the HTTP endpoint; 0 picks a free port.")
@@ -372,7 +373,7 @@ class AttentionClientConfig(_Section):
     allowed_origins: list[Annotated[str, Field(pattern=r"^(\*|https?://[^/\s]+)$")]] = Field(
         [],
         description="Origins of web pages that may use the endpoint (CORS), such as "
-        "https://app.example.com, or *. Embedded engine only.",
+        "https://app.example.com, or *.",
     )
     served_model_name: list[Annotated[str, Field(min_length=1)]] = Field(
         [],
@@ -382,13 +383,13 @@ class AttentionClientConfig(_Section):
     response_template: str = Field(
         "",
         description="How the model writes reasoning and tool calls: a family of docs/models.md, or a file. "
-        "Empty: what fits its tokenizer and chat template. Embedded engine only.",
+        "Empty: what fits its tokenizer and chat template.",
     )
     stored_responses: int = Field(
         1024,
         ge=0,
         description="Most responses of /v1/responses kept in memory, with at most 64 MiB, for "
-        "previous_response_id. Embedded engine only.",
+        "previous_response_id.",
     )
     dashboard: bool = Field(
         True,
@@ -399,6 +400,28 @@ class AttentionClientConfig(_Section):
         False,
         description="Dashboard buttons that kill, stop and start servers, scale and rebalance, if no "
         "API key is set. `eaas up` turns it on, on loopback only.",
+    )
+    drain_timeout_s: Seconds = Field(
+        60.0,
+        description="Longest wait for running requests after SIGTERM; a second signal ends it.",
+    )
+
+    def model_names(self, model: Path) -> tuple[str, ...]:
+        """Return the names that requests may use for a checkpoint; answers have the first."""
+        return tuple(self.served_model_name) or (model_name(model), str(model))
+
+
+class AttentionClientConfig(_Section):
+    """An attention client: runs the model without its experts, for frontends."""
+
+    engine_host: str = Field(
+        "127.0.0.1",
+        description="Address of the engine, to which frontends connect; 0.0.0.0 for those on other machines.",
+    )
+    engine_port: Port = Field(0, description="Port of the engine; 0 picks a free port.")
+    metrics_port: Port = Field(0, description="Port for Prometheus metrics; 0 disables it.")
+    health_port: Port = Field(
+        0, description="Port for HTTP probes (/health, /live), without TLS; 0 disables it."
     )
     transport: Literal["auto", "shm", "grpc", "nixl"] = Field(
         "auto",
@@ -439,8 +462,8 @@ class AttentionClientConfig(_Section):
     )
     drain_timeout_s: Seconds = Field(
         60.0,
-        description="Longest wait for running requests after SIGTERM; a second signal ends it. Embedded "
-        "engine only.",
+        description="Longest wait after SIGTERM for requests that no other engine can go on with; a second "
+        "signal ends it.",
     )
     patience_s: Seconds = Field(
         240.0,
@@ -469,10 +492,6 @@ class AttentionClientConfig(_Section):
     scheduler: SchedulerConfig = Field(
         SchedulerConfig(), description="Choice of the waiting requests that run together."
     )
-
-    def model_names(self, model: Path) -> tuple[str, ...]:
-        """Return the names that requests may use for a checkpoint; answers have the first."""
-        return tuple(self.served_model_name) or (model_name(model), str(model))
 
 
 class TelemetryConfig(_Section):
@@ -524,6 +543,7 @@ class ClusterConfig(BaseSettings):
     autoscaler: AutoscalerConfig = AutoscalerConfig()
     expert_server: ExpertServerConfig = ExpertServerConfig()
     attention_client: AttentionClientConfig = AttentionClientConfig()
+    frontend: FrontendConfig = FrontendConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
     ray: RayConfig = RayConfig()
 

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-__all__ = ["ApiError", "EngineStoppedError"]
+import logging
+
+from eaas.errors import EaasError
+
+__all__ = ["ApiError", "EngineStoppedError", "as_api_error"]
+
+_LOG = logging.getLogger(__name__)
 
 # A message may quote megabytes that the client sent.
 _LONGEST = 2000
@@ -61,3 +67,15 @@ class ApiError(Exception):
         """Return the JSON object of the error answer. All its strings are valid UTF-8."""
         fields = {"message": self.message, "type": self.type, "param": self.param}
         return {"error": fields | {"code": self.code}}
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """Convert an exception of the engine or the model to an HTTP error: 503, or 500 if it is unexpected."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, EaasError):
+        return ApiError(503, str(error), type="experts_unavailable", code="experts_unavailable")
+    if isinstance(error, EngineStoppedError):
+        return ApiError(503, str(error), code="engine_stopped")
+    _LOG.error("generation failed", exc_info=error)
+    return ApiError(500, f"The model failed: {type(error).__name__}: {error}", code="model_error")

@@ -16,11 +16,13 @@ class Grammar:
     """A compiled grammar, which any number of sequences may follow.
 
     Attributes:
+        text: The grammar, for llguidance's `LLMatcher`.
         start: llguidance's matcher before the first token; copied for each sequence.
         end_tokens: The tokens that end an answer.
         field: The field of the request that asks for the grammar, for errors.
     """
 
+    text: str
     start: LLMatcher
     end_tokens: tuple[int, ...]
     field: str

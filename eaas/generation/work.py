@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
 
+from eaas.generation.errors import ApiError
 from eaas.generation.sampling import Sampling
 from eaas.generation.scores import Scores
 
-__all__ = ["NOBODY", "Delivery", "Engine", "Work"]
+__all__ = ["NOBODY", "Delivery", "Engine", "Work", "refuse_longer"]
 
 NOBODY: Mapping[str, int] = MappingProxyType({})
 """Value of `Delivery.servers` if no server is known."""
@@ -31,31 +32,35 @@ class Work:
         end_tokens: Tokens that end the answer; empty: only max_tokens ends it.
         sampling: Sampling settings.
         servers: Whether to report the servers that computed each token's routed experts.
+        trace: Context of its span (`eaas.telemetry.tracing.pack`); empty: it is not traced.
     """
 
     id: str
-    tokens: list[int]
+    tokens: Sequence[int]
     prompt_length: int
     max_tokens: int
     end_tokens: tuple[int, ...]
     sampling: Sampling
     servers: bool = False
+    trace: bytes = b""
 
     @property
     def prompt(self) -> list[int]:
         """Token ids of the prompt."""
-        return self.tokens[: self.prompt_length]
+        return list(self.tokens[: self.prompt_length])
 
 
 @dataclass(frozen=True)
 class Delivery:
     """New tokens of a request, sent from the engine's thread to the event loop of its user.
 
+    The first delivery has no tokens: it says that the engine computes the request from now on.
+
     Attributes:
         tokens: The tokens, including an end token.
         finished: Whether this is the last delivery.
         error: Why the request failed; then finished is true.
-        queued_s: Time that the request waited before it ran, in seconds.
+        queued_s: In the first delivery the time that the request waited, in seconds.
         servers: (token, expert) pairs of these tokens by server; empty if the work does not ask for them.
         scores: Log-probabilities of these tokens; None if the work does not ask for them.
         prompt_scores: Log-probabilities of the prompt's tokens, with the first delivery; None if the work
@@ -69,6 +74,15 @@ class Delivery:
     servers: Mapping[str, int] = field(default_factory=lambda: NOBODY)
     scores: Scores | None = None
     prompt_scores: Scores | None = None
+
+
+def refuse_longer(work: Work, capacity: int | None) -> None:
+    """Raise ApiError (400) if a request may get longer than an engine's capacity; None: no limit."""
+    # The last token is never stored.
+    longest = work.prompt_length + work.max_tokens - 1
+    if capacity is not None and longest > capacity:
+        reason = f"{longest} tokens do not fit into the cache of {capacity}."
+        raise ApiError.invalid("max_tokens", f"'max_tokens': {reason}")
 
 
 class Engine(Protocol):
@@ -102,8 +116,8 @@ class Engine(Protocol):
     def waiting(self) -> int:
         """Number of requests that wait for a place in the batch, for the metrics."""
 
-    def in_batch(self) -> Iterable[str]:
-        """Ids of the requests in the current forward pass, for its traces. Call it from that pass."""
+    def traced(self) -> Sequence[bytes]:
+        """Traces of the requests in the current forward pass (`Work.trace`). Call it from that pass."""
 
     def cache_usage(self) -> float:
         """Fraction of the key-value cache in use by requests, 0 to 1; 0: the cache has no limit."""

@@ -67,7 +67,11 @@ class MembershipFold:
     def position(self) -> pb.WatchRequest:
         """The Watch request that continues the stream from the current view, for each new connection."""
         return pb.WatchRequest(
-            from_revision=self.view.revision, life=self._life, knows_left=True, knows_models=True
+            from_revision=self.view.revision,
+            life=self._life,
+            knows_left=True,
+            knows_models=True,
+            knows_frontends=True,
         )
 
     def take(self, response: pb.WatchResponse, now: float) -> bool:

@@ -68,7 +68,7 @@ class MonitorConnection:
         Raises:
             grpc.RpcError: It does not answer in time, or is not the leader.
         """
-        request = monitor_pb2.WatchRequest(knows_left=True, knows_models=True)
+        request = monitor_pb2.WatchRequest(knows_left=True, knows_models=True, knows_frontends=True)
         call = self.stub.Watch(request, timeout=timeout_s)
         try:
             for response in call:

@@ -29,7 +29,7 @@ from eaas.net.grpc_client import STREAM_SIGN_S, Backoff
 from eaas.net.message_validation import check
 from eaas.net.tls import Identity
 from eaas.rpc.v1 import monitor_pb2 as pb
-from eaas.types import Member, MemberState, ServerReach
+from eaas.types import Member, MemberState, Role, ServerReach
 
 __all__ = ["PROTOCOL_VERSION", "MemberSession", "MembershipView", "Report"]
 
@@ -264,10 +264,15 @@ class MemberSession:
                 # Retry once, because a monitor that has just started may not have published its secret.
                 final.add(grpc.StatusCode.UNAUTHENTICATED)
                 if final_now or time.monotonic() + pause_s >= deadline:
+                    is_unknown = error.code() is grpc.StatusCode.INVALID_ARGUMENT
                     raise ClusterError(
                         f"cannot register {self._member.id} with the monitor at "
                         f"{self.monitor_address}: {_why(error)}{tls_hint(error)}; "
-                        "check the address and that the monitor runs"
+                        + (
+                            "upgrade the monitor first: its release knows no frontends"
+                            if is_unknown and self._member.role is Role.FRONTEND
+                            else "check the address and that the monitor runs"
+                        )
                     ) from error
                 if monitor.address not in silent:
                     silent.add(monitor.address)

@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 
-__all__ = ["OPERATOR", "RoleGuard", "role_of", "role_uri", "served_by"]
+__all__ = ["OPERATOR", "RoleGuard", "role_among", "role_of", "role_uri", "served_by"]
 
 OPERATOR = "operator"
 """The role of operators and their programs, in certificates."""
@@ -36,10 +36,15 @@ def role_of(context: Any) -> str | None:
     shown = context.auth_context()
     if not shown.get("x509_common_name") and not shown.get("x509_subject_alternative_name"):
         return None
-    for name in shown.get("x509_subject_alternative_name", ()):
-        text = name.decode(errors="replace")
-        if text.startswith(_SCHEME):
-            return str(text.removeprefix(_SCHEME).partition("/")[0])
+    names = shown.get("x509_subject_alternative_name", ())
+    return role_among(name.decode(errors="replace") for name in names)
+
+
+def role_among(names: Iterable[str]) -> str:
+    """The role that the alternative names of a certificate name; empty if none does."""
+    for name in names:
+        if name.startswith(_SCHEME):
+            return name.removeprefix(_SCHEME).partition("/")[0]
     return ""
 
 

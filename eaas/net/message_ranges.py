@@ -87,7 +87,7 @@ _FIELDS: dict[str, Range] = {
     for wanted, names in (
         (_ID, "id client_id server_id"),
         (Text(LONGEST_ID, ID, ID_RULE, items=2**14), "without_servers"),
-        (Text(300, _ADDRESS, "HOST:PORT, or empty"), "address"),
+        (Text(300, _ADDRESS, "HOST:PORT, or empty"), "address engine_address"),
         (_FILE, "shard"),
         (
             _NAME,

@@ -16,6 +16,7 @@ Each new connection checks the files for changes and reads changed ones again.
 from __future__ import annotations
 
 import os
+import ssl
 import stat
 import threading
 from dataclasses import dataclass
@@ -106,6 +107,23 @@ class Identity:
         return grpc.dynamic_ssl_server_credentials(
             _configuration(first), renewed, require_client_authentication=True
         )
+
+    def client_context(self) -> ssl.SSLContext:
+        """Make the settings of a new connection without gRPC to a process of the cluster."""
+        return self._context(ssl.Purpose.SERVER_AUTH)
+
+    def server_context(self) -> ssl.SSLContext:
+        """Make the settings of a new connection without gRPC from a process, which shows a certificate."""
+        return self._context(ssl.Purpose.CLIENT_AUTH)
+
+    def _context(self, purpose: ssl.Purpose) -> ssl.SSLContext:
+        _, now = self._now()
+        context = ssl.create_default_context(purpose, cadata=now.ca.decode())
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        _, certificate, key = self._paths
+        context.load_cert_chain(certificate, key)
+        return context
 
     def _now(self) -> tuple[int, _Material]:
         """Return the newest valid files. Files are replaced one by one; old ones serve until all match."""

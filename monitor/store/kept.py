@@ -17,6 +17,7 @@ from typing import Protocol
 from eaas.log import get_logger
 from eaas.net.message_ranges import MOST_EPOCH
 from eaas.net.message_validation import check
+from eaas.rpc.v1 import common_pb2
 from eaas.rpc.v1 import monitor_pb2 as pb
 from eaas.types import Member, MemberState, Role
 from monitor.incarnation import MemberEvent
@@ -133,13 +134,18 @@ def event_to_bytes(event: MemberEvent) -> bytes:
     member = replace(
         event.member, progress=0, in_flight=0, silence_s=0.0, loading_bytes=0, loaded_bytes=0
     )
-    left = member.state is MemberState.LEFT
-    if left:
-        # A monitor of an earlier release may read it.
-        member = replace(member, state=MemberState.DEAD)
     message = pb.MemberEvent(
-        revision=event.revision, member=member.to_proto(), reason=event.reason, left=left
+        revision=event.revision,
+        member=member.to_proto(),
+        reason=event.reason,
+        left=member.state is MemberState.LEFT,
+        frontend=member.role is Role.FRONTEND,
     )
+    # A monitor of an earlier release may read it.
+    if message.left:
+        message.member.state = common_pb2.MEMBER_STATE_DEAD
+    if message.frontend:
+        message.member.role = common_pb2.ROLE_ATTENTION_CLIENT
     return message.SerializeToString()
 
 
@@ -161,4 +167,6 @@ def event_from_bytes(data: bytes) -> MemberEvent | None:
     member = Member.from_proto(message.member)
     if message.left:
         member = replace(member, state=MemberState.LEFT)
+    if message.frontend:
+        member = replace(member, role=Role.FRONTEND)
     return MemberEvent(message.revision, member, message.reason)

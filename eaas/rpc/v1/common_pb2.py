@@ -24,33 +24,33 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x65\x61\x61s/rpc/v1/common.proto\x12\x0b\x65\x61\x61s.rpc.v1\"\x8d\x01\n\nModelShape\x12\x12\n\nmodel_type\x18\x01 \x01(\t\x12\x13\n\x0bnum_experts\x18\x02 \x01(\r\x12\x13\n\x0bhidden_size\x18\x03 \x01(\r\x12\r\n\x05top_k\x18\x04 \x01(\r\x12\x13\n\x0blayer_names\x18\x05 \x03(\t\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x0e\n\x06\x64igest\x18\x07 \x01(\t\"\xf2\x03\n\x06Member\x12\n\n\x02id\x18\x01 \x01(\t\x12\x1f\n\x04role\x18\x02 \x01(\x0e\x32\x11.eaas.rpc.v1.Role\x12\x0b\n\x03pid\x18\x03 \x01(\x03\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\t\x12\'\n\x05state\x18\x06 \x01(\x0e\x32\x18.eaas.rpc.v1.MemberState\x12\x13\n\x0bincarnation\x18\x07 \x01(\x04\x12\x0f\n\x07\x65xperts\x18\x08 \x01(\r\x12\x11\n\tin_flight\x18\t \x01(\r\x12&\n\x05model\x18\n \x01(\x0b\x32\x17.eaas.rpc.v1.ModelShape\x12\x10\n\x08progress\x18\x0b \x01(\x04\x12\r\n\x05speed\x18\x0c \x01(\x02\x12\x14\n\x0cmemory_bytes\x18\r \x01(\x04\x12\x14\n\x0c\x65xpert_bytes\x18\x12 \x01(\x04\x12\x0c\n\x04node\x18\x13 \x01(\t\x12\x12\n\ntransports\x18\x0e \x03(\t\x12\x11\n\tsilence_s\x18\x0f \x01(\x02\x12\r\n\x05\x65poch\x18\x10 \x01(\x04\x12\x0e\n\x06\x62usy_s\x18\x11 \x01(\x01\x12!\n\x05reach\x18\x14 \x01(\x0b\x32\x12.eaas.rpc.v1.Reach\x12\x15\n\rloading_bytes\x18\x15 \x01(\x04\x12\x14\n\x0cloaded_bytes\x18\x16 \x01(\x04\x12\x14\n\x0cmodel_number\x18\x17 \x01(\r\"2\n\x05Reach\x12)\n\x07servers\x18\x01 \x03(\x0b\x32\x18.eaas.rpc.v1.ServerReach\"Z\n\x0bServerReach\x12\x11\n\tserver_id\x18\x01 \x01(\t\x12\x1a\n\x12server_incarnation\x18\x02 \x01(\x04\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0c\n\x04lost\x18\x04 \x01(\x08\";\n\x07Holding\x12\x0f\n\x07\x65xperts\x18\x01 \x03(\r\x12\x0e\n\x06shares\x18\x02 \x03(\x02\x12\x0f\n\x07\x64igests\x18\x03 \x03(\x06\"J\n\x0fServerPlacement\x12\x11\n\tserver_id\x18\x01 \x01(\t\x12$\n\x06layers\x18\x02 \x03(\x0b\x32\x14.eaas.rpc.v1.Holding\"r\n\tPlacement\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x12\n\nnum_layers\x18\x02 \x01(\r\x12\x13\n\x0bnum_experts\x18\x03 \x01(\r\x12-\n\x07servers\x18\x04 \x03(\x0b\x32\x1c.eaas.rpc.v1.ServerPlacement\"M\n\rSpareReplicas\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12-\n\x07servers\x18\x02 \x03(\x0b\x32\x1c.eaas.rpc.v1.ServerPlacement\"\x1d\n\x0bLayerTokens\x12\x0e\n\x06tokens\x18\x01 \x03(\x04*t\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x16\n\x12ROLE_EXPERT_SERVER\x10\x01\x12\x19\n\x15ROLE_ATTENTION_CLIENT\x10\x02\x12\x10\n\x0cROLE_MONITOR\x10\x03\x12\x11\n\rROLE_BALANCER\x10\x04*\xc2\x01\n\x0bMemberState\x12\x1c\n\x18MEMBER_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14MEMBER_STATE_JOINING\x10\x01\x12\x18\n\x14MEMBER_STATE_SERVING\x10\x02\x12\x19\n\x15MEMBER_STATE_DRAINING\x10\x03\x12\x18\n\x14MEMBER_STATE_SUSPECT\x10\x04\x12\x15\n\x11MEMBER_STATE_DEAD\x10\x05\x12\x15\n\x11MEMBER_STATE_LEFT\x10\x06\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x65\x61\x61s/rpc/v1/common.proto\x12\x0b\x65\x61\x61s.rpc.v1\"\x8d\x01\n\nModelShape\x12\x12\n\nmodel_type\x18\x01 \x01(\t\x12\x13\n\x0bnum_experts\x18\x02 \x01(\r\x12\x13\n\x0bhidden_size\x18\x03 \x01(\r\x12\r\n\x05top_k\x18\x04 \x01(\r\x12\x13\n\x0blayer_names\x18\x05 \x03(\t\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x0e\n\x06\x64igest\x18\x07 \x01(\t\"\x8a\x04\n\x06Member\x12\n\n\x02id\x18\x01 \x01(\t\x12\x1f\n\x04role\x18\x02 \x01(\x0e\x32\x11.eaas.rpc.v1.Role\x12\x0b\n\x03pid\x18\x03 \x01(\x03\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\t\x12\'\n\x05state\x18\x06 \x01(\x0e\x32\x18.eaas.rpc.v1.MemberState\x12\x13\n\x0bincarnation\x18\x07 \x01(\x04\x12\x0f\n\x07\x65xperts\x18\x08 \x01(\r\x12\x11\n\tin_flight\x18\t \x01(\r\x12&\n\x05model\x18\n \x01(\x0b\x32\x17.eaas.rpc.v1.ModelShape\x12\x10\n\x08progress\x18\x0b \x01(\x04\x12\r\n\x05speed\x18\x0c \x01(\x02\x12\x14\n\x0cmemory_bytes\x18\r \x01(\x04\x12\x14\n\x0c\x65xpert_bytes\x18\x12 \x01(\x04\x12\x0c\n\x04node\x18\x13 \x01(\t\x12\x12\n\ntransports\x18\x0e \x03(\t\x12\x11\n\tsilence_s\x18\x0f \x01(\x02\x12\r\n\x05\x65poch\x18\x10 \x01(\x04\x12\x0e\n\x06\x62usy_s\x18\x11 \x01(\x01\x12!\n\x05reach\x18\x14 \x01(\x0b\x32\x12.eaas.rpc.v1.Reach\x12\x15\n\rloading_bytes\x18\x15 \x01(\x04\x12\x14\n\x0cloaded_bytes\x18\x16 \x01(\x04\x12\x14\n\x0cmodel_number\x18\x17 \x01(\r\x12\x16\n\x0e\x65ngine_address\x18\x18 \x01(\t\"2\n\x05Reach\x12)\n\x07servers\x18\x01 \x03(\x0b\x32\x18.eaas.rpc.v1.ServerReach\"Z\n\x0bServerReach\x12\x11\n\tserver_id\x18\x01 \x01(\t\x12\x1a\n\x12server_incarnation\x18\x02 \x01(\x04\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0c\n\x04lost\x18\x04 \x01(\x08\";\n\x07Holding\x12\x0f\n\x07\x65xperts\x18\x01 \x03(\r\x12\x0e\n\x06shares\x18\x02 \x03(\x02\x12\x0f\n\x07\x64igests\x18\x03 \x03(\x06\"J\n\x0fServerPlacement\x12\x11\n\tserver_id\x18\x01 \x01(\t\x12$\n\x06layers\x18\x02 \x03(\x0b\x32\x14.eaas.rpc.v1.Holding\"r\n\tPlacement\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x12\n\nnum_layers\x18\x02 \x01(\r\x12\x13\n\x0bnum_experts\x18\x03 \x01(\r\x12-\n\x07servers\x18\x04 \x03(\x0b\x32\x1c.eaas.rpc.v1.ServerPlacement\"M\n\rSpareReplicas\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12-\n\x07servers\x18\x02 \x03(\x0b\x32\x1c.eaas.rpc.v1.ServerPlacement\"\x1d\n\x0bLayerTokens\x12\x0e\n\x06tokens\x18\x01 \x03(\x04*\x87\x01\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x16\n\x12ROLE_EXPERT_SERVER\x10\x01\x12\x19\n\x15ROLE_ATTENTION_CLIENT\x10\x02\x12\x10\n\x0cROLE_MONITOR\x10\x03\x12\x11\n\rROLE_BALANCER\x10\x04\x12\x11\n\rROLE_FRONTEND\x10\x05*\xc2\x01\n\x0bMemberState\x12\x1c\n\x18MEMBER_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14MEMBER_STATE_JOINING\x10\x01\x12\x18\n\x14MEMBER_STATE_SERVING\x10\x02\x12\x19\n\x15MEMBER_STATE_DRAINING\x10\x03\x12\x18\n\x14MEMBER_STATE_SUSPECT\x10\x04\x12\x15\n\x11MEMBER_STATE_DEAD\x10\x05\x12\x15\n\x11MEMBER_STATE_LEFT\x10\x06\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'eaas.rpc.v1.common_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROLE']._serialized_start=1193
-  _globals['_ROLE']._serialized_end=1309
-  _globals['_MEMBERSTATE']._serialized_start=1312
-  _globals['_MEMBERSTATE']._serialized_end=1506
+  _globals['_ROLE']._serialized_start=1218
+  _globals['_ROLE']._serialized_end=1353
+  _globals['_MEMBERSTATE']._serialized_start=1356
+  _globals['_MEMBERSTATE']._serialized_end=1550
   _globals['_MODELSHAPE']._serialized_start=42
   _globals['_MODELSHAPE']._serialized_end=183
   _globals['_MEMBER']._serialized_start=186
-  _globals['_MEMBER']._serialized_end=684
-  _globals['_REACH']._serialized_start=686
-  _globals['_REACH']._serialized_end=736
-  _globals['_SERVERREACH']._serialized_start=738
-  _globals['_SERVERREACH']._serialized_end=828
-  _globals['_HOLDING']._serialized_start=830
-  _globals['_HOLDING']._serialized_end=889
-  _globals['_SERVERPLACEMENT']._serialized_start=891
-  _globals['_SERVERPLACEMENT']._serialized_end=965
-  _globals['_PLACEMENT']._serialized_start=967
-  _globals['_PLACEMENT']._serialized_end=1081
-  _globals['_SPAREREPLICAS']._serialized_start=1083
-  _globals['_SPAREREPLICAS']._serialized_end=1160
-  _globals['_LAYERTOKENS']._serialized_start=1162
-  _globals['_LAYERTOKENS']._serialized_end=1191
+  _globals['_MEMBER']._serialized_end=708
+  _globals['_REACH']._serialized_start=710
+  _globals['_REACH']._serialized_end=760
+  _globals['_SERVERREACH']._serialized_start=762
+  _globals['_SERVERREACH']._serialized_end=852
+  _globals['_HOLDING']._serialized_start=854
+  _globals['_HOLDING']._serialized_end=913
+  _globals['_SERVERPLACEMENT']._serialized_start=915
+  _globals['_SERVERPLACEMENT']._serialized_end=989
+  _globals['_PLACEMENT']._serialized_start=991
+  _globals['_PLACEMENT']._serialized_end=1105
+  _globals['_SPAREREPLICAS']._serialized_start=1107
+  _globals['_SPAREREPLICAS']._serialized_end=1184
+  _globals['_LAYERTOKENS']._serialized_start=1186
+  _globals['_LAYERTOKENS']._serialized_end=1215
 # @@protoc_insertion_point(module_scope)

@@ -14,6 +14,7 @@ class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ROLE_ATTENTION_CLIENT: _ClassVar[Role]
     ROLE_MONITOR: _ClassVar[Role]
     ROLE_BALANCER: _ClassVar[Role]
+    ROLE_FRONTEND: _ClassVar[Role]
 
 class MemberState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -29,6 +30,7 @@ ROLE_EXPERT_SERVER: Role
 ROLE_ATTENTION_CLIENT: Role
 ROLE_MONITOR: Role
 ROLE_BALANCER: Role
+ROLE_FRONTEND: Role
 MEMBER_STATE_UNSPECIFIED: MemberState
 MEMBER_STATE_JOINING: MemberState
 MEMBER_STATE_SERVING: MemberState
@@ -56,7 +58,7 @@ class ModelShape(_message.Message):
     def __init__(self, model_type: _Optional[str] = ..., num_experts: _Optional[int] = ..., hidden_size: _Optional[int] = ..., top_k: _Optional[int] = ..., layer_names: _Optional[_Iterable[str]] = ..., dtype: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
 
 class Member(_message.Message):
-    __slots__ = ("id", "role", "pid", "host", "address", "state", "incarnation", "experts", "in_flight", "model", "progress", "speed", "memory_bytes", "expert_bytes", "node", "transports", "silence_s", "epoch", "busy_s", "reach", "loading_bytes", "loaded_bytes", "model_number")
+    __slots__ = ("id", "role", "pid", "host", "address", "state", "incarnation", "experts", "in_flight", "model", "progress", "speed", "memory_bytes", "expert_bytes", "node", "transports", "silence_s", "epoch", "busy_s", "reach", "loading_bytes", "loaded_bytes", "model_number", "engine_address")
     ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
@@ -80,6 +82,7 @@ class Member(_message.Message):
     LOADING_BYTES_FIELD_NUMBER: _ClassVar[int]
     LOADED_BYTES_FIELD_NUMBER: _ClassVar[int]
     MODEL_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     id: str
     role: Role
     pid: int
@@ -103,7 +106,8 @@ class Member(_message.Message):
     loading_bytes: int
     loaded_bytes: int
     model_number: int
-    def __init__(self, id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., address: _Optional[str] = ..., state: _Optional[_Union[MemberState, str]] = ..., incarnation: _Optional[int] = ..., experts: _Optional[int] = ..., in_flight: _Optional[int] = ..., model: _Optional[_Union[ModelShape, _Mapping]] = ..., progress: _Optional[int] = ..., speed: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., expert_bytes: _Optional[int] = ..., node: _Optional[str] = ..., transports: _Optional[_Iterable[str]] = ..., silence_s: _Optional[float] = ..., epoch: _Optional[int] = ..., busy_s: _Optional[float] = ..., reach: _Optional[_Union[Reach, _Mapping]] = ..., loading_bytes: _Optional[int] = ..., loaded_bytes: _Optional[int] = ..., model_number: _Optional[int] = ...) -> None: ...
+    engine_address: str
+    def __init__(self, id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., address: _Optional[str] = ..., state: _Optional[_Union[MemberState, str]] = ..., incarnation: _Optional[int] = ..., experts: _Optional[int] = ..., in_flight: _Optional[int] = ..., model: _Optional[_Union[ModelShape, _Mapping]] = ..., progress: _Optional[int] = ..., speed: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., expert_bytes: _Optional[int] = ..., node: _Optional[str] = ..., transports: _Optional[_Iterable[str]] = ..., silence_s: _Optional[float] = ..., epoch: _Optional[int] = ..., busy_s: _Optional[float] = ..., reach: _Optional[_Union[Reach, _Mapping]] = ..., loading_bytes: _Optional[int] = ..., loaded_bytes: _Optional[int] = ..., model_number: _Optional[int] = ..., engine_address: _Optional[str] = ...) -> None: ...
 
 class Reach(_message.Message):
     __slots__ = ("servers",)

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from eaas.rpc.v1 import common_pb2 as eaas_dot_rpc_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x65\x61\x61s/rpc/v1/monitor.proto\x12\x0b\x65\x61\x61s.rpc.v1\x1a\x18\x65\x61\x61s/rpc/v1/common.proto\"\x97\x01\n\x0fRegisterRequest\x12#\n\x06member\x18\x01 \x01(\x0b\x32\x13.eaas.rpc.v1.Member\x12\x18\n\x10protocol_version\x18\x02 \x01(\r\x12\x1c\n\x14previous_incarnation\x18\x03 \x01(\x04\x12\x16\n\nended_pids\x18\x04 \x03(\x03\x42\x02\x10\x00\x12\x0f\n\x07session\x18\x05 \x01(\x04\"_\n\x10RegisterResponse\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x0f\n\x07lease_s\x18\x02 \x01(\x02\x12\x13\n\x0bheartbeat_s\x18\x03 \x01(\x02\x12\x10\n\x08revision\x18\x04 \x01(\x04\"\x94\x02\n\x10HeartbeatRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\'\n\x05state\x18\x03 \x01(\x0e\x32\x18.eaas.rpc.v1.MemberState\x12\x10\n\x08progress\x18\x04 \x01(\x04\x12\x11\n\tin_flight\x18\x05 \x01(\r\x12\x0f\n\x07\x65xperts\x18\x06 \x01(\r\x12\r\n\x05\x65poch\x18\x07 \x01(\x04\x12\x11\n\tstalled_s\x18\x08 \x01(\x02\x12\x0e\n\x06\x62usy_s\x18\t \x01(\x01\x12\x15\n\rloading_bytes\x18\n \x01(\x04\x12\x14\n\x0cloaded_bytes\x18\x0b \x01(\x04\x12!\n\x05reach\x18\x14 \x01(\x0b\x32\x12.eaas.rpc.v1.Reach\"%\n\x11HeartbeatResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\"v\n\x0cWatchRequest\x12\x15\n\rfrom_revision\x18\x01 \x01(\x04\x12\x0c\n\x04life\x18\x02 \x01(\x04\x12\x17\n\x0fheartbeats_tell\x18\x03 \x01(\x08\x12\x12\n\nknows_left\x18\x04 \x01(\x08\x12\x14\n\x0cknows_models\x18\x05 \x01(\x08\"u\n\x0bMemberEvent\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12#\n\x06member\x18\x02 \x01(\x0b\x32\x13.eaas.rpc.v1.Member\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x11\n\tforgotten\x18\x04 \x01(\x08\x12\x0c\n\x04left\x18\x05 \x01(\x08\"y\n\x08Snapshot\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12$\n\x07members\x18\x02 \x03(\x0b\x32\x13.eaas.rpc.v1.Member\x12\x0c\n\x04life\x18\x03 \x01(\x04\x12\'\n\x06models\x18\x04 \x03(\x0b\x32\x17.eaas.rpc.v1.ModelShape\"\x9e\x01\n\rWatchResponse\x12)\n\x08snapshot\x18\x01 \x01(\x0b\x32\x15.eaas.rpc.v1.SnapshotH\x00\x12)\n\x05\x65vent\x18\x02 \x01(\x0b\x32\x18.eaas.rpc.v1.MemberEventH\x00\x12\x1b\n\x11still_at_revision\x18\x03 \x01(\x04H\x00\x12\x12\n\x08stopping\x18\x04 \x01(\x08H\x00\x42\x06\n\x04kind\"D\n\x11\x44\x65registerRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x14\n\x12\x44\x65registerResponse\"\xd8\x01\n\x0eServerOutcomes\x12\x11\n\tserver_id\x18\x01 \x01(\t\x12\x1a\n\x12server_incarnation\x18\x02 \x01(\x04\x12\x10\n\x08\x61nswered\x18\x03 \x01(\x04\x12\x11\n\ttimed_out\x18\x04 \x01(\x04\x12\x0c\n\x04lost\x18\x05 \x01(\x04\x12\x0f\n\x07refused\x18\x06 \x01(\x04\x12\x0e\n\x06\x66\x61iled\x18\x07 \x01(\x04\x12\x0f\n\x07\x63orrupt\x18\x08 \x01(\x04\x12\x13\n\x0bhedged_away\x18\t \x01(\x04\x12\x1d\n\x15\x66\x61ilures_since_answer\x18\n \x01(\x04\"s\n\x14ReportOutcomeRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x1a\n\x12\x63lient_incarnation\x18\x02 \x01(\x04\x12,\n\x07servers\x18\x03 \x03(\x0b\x32\x1b.eaas.rpc.v1.ServerOutcomes\"\x17\n\x15ReportOutcomeResponse\"S\n\x11KeepRecordRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\"\x14\n\x12KeepRecordResponse\"\x1e\n\x10GetRecordRequest\x12\n\n\x02id\x18\x01 \x01(\t\"G\n\x11GetRecordResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0f\n\x07version\x18\x03 \x01(\x04\x32\xad\x04\n\x0eMonitorService\x12G\n\x08Register\x12\x1c.eaas.rpc.v1.RegisterRequest\x1a\x1d.eaas.rpc.v1.RegisterResponse\x12N\n\tHeartbeat\x12\x1d.eaas.rpc.v1.HeartbeatRequest\x1a\x1e.eaas.rpc.v1.HeartbeatResponse(\x01\x30\x01\x12@\n\x05Watch\x12\x19.eaas.rpc.v1.WatchRequest\x1a\x1a.eaas.rpc.v1.WatchResponse0\x01\x12M\n\nDeregister\x12\x1e.eaas.rpc.v1.DeregisterRequest\x1a\x1f.eaas.rpc.v1.DeregisterResponse\x12V\n\rReportOutcome\x12!.eaas.rpc.v1.ReportOutcomeRequest\x1a\".eaas.rpc.v1.ReportOutcomeResponse\x12M\n\nKeepRecord\x12\x1e.eaas.rpc.v1.KeepRecordRequest\x1a\x1f.eaas.rpc.v1.KeepRecordResponse\x12J\n\tGetRecord\x12\x1d.eaas.rpc.v1.GetRecordRequest\x1a\x1e.eaas.rpc.v1.GetRecordResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x65\x61\x61s/rpc/v1/monitor.proto\x12\x0b\x65\x61\x61s.rpc.v1\x1a\x18\x65\x61\x61s/rpc/v1/common.proto\"\x97\x01\n\x0fRegisterRequest\x12#\n\x06member\x18\x01 \x01(\x0b\x32\x13.eaas.rpc.v1.Member\x12\x18\n\x10protocol_version\x18\x02 \x01(\r\x12\x1c\n\x14previous_incarnation\x18\x03 \x01(\x04\x12\x16\n\nended_pids\x18\x04 \x03(\x03\x42\x02\x10\x00\x12\x0f\n\x07session\x18\x05 \x01(\x04\"_\n\x10RegisterResponse\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x0f\n\x07lease_s\x18\x02 \x01(\x02\x12\x13\n\x0bheartbeat_s\x18\x03 \x01(\x02\x12\x10\n\x08revision\x18\x04 \x01(\x04\"\x94\x02\n\x10HeartbeatRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\'\n\x05state\x18\x03 \x01(\x0e\x32\x18.eaas.rpc.v1.MemberState\x12\x10\n\x08progress\x18\x04 \x01(\x04\x12\x11\n\tin_flight\x18\x05 \x01(\r\x12\x0f\n\x07\x65xperts\x18\x06 \x01(\r\x12\r\n\x05\x65poch\x18\x07 \x01(\x04\x12\x11\n\tstalled_s\x18\x08 \x01(\x02\x12\x0e\n\x06\x62usy_s\x18\t \x01(\x01\x12\x15\n\rloading_bytes\x18\n \x01(\x04\x12\x14\n\x0cloaded_bytes\x18\x0b \x01(\x04\x12!\n\x05reach\x18\x14 \x01(\x0b\x32\x12.eaas.rpc.v1.Reach\"%\n\x11HeartbeatResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\"\x8f\x01\n\x0cWatchRequest\x12\x15\n\rfrom_revision\x18\x01 \x01(\x04\x12\x0c\n\x04life\x18\x02 \x01(\x04\x12\x17\n\x0fheartbeats_tell\x18\x03 \x01(\x08\x12\x12\n\nknows_left\x18\x04 \x01(\x08\x12\x14\n\x0cknows_models\x18\x05 \x01(\x08\x12\x17\n\x0fknows_frontends\x18\x06 \x01(\x08\"\x87\x01\n\x0bMemberEvent\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12#\n\x06member\x18\x02 \x01(\x0b\x32\x13.eaas.rpc.v1.Member\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x11\n\tforgotten\x18\x04 \x01(\x08\x12\x0c\n\x04left\x18\x05 \x01(\x08\x12\x10\n\x08\x66rontend\x18\x06 \x01(\x08\"y\n\x08Snapshot\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12$\n\x07members\x18\x02 \x03(\x0b\x32\x13.eaas.rpc.v1.Member\x12\x0c\n\x04life\x18\x03 \x01(\x04\x12\'\n\x06models\x18\x04 \x03(\x0b\x32\x17.eaas.rpc.v1.ModelShape\"\x9e\x01\n\rWatchResponse\x12)\n\x08snapshot\x18\x01 \x01(\x0b\x32\x15.eaas.rpc.v1.SnapshotH\x00\x12)\n\x05\x65vent\x18\x02 \x01(\x0b\x32\x18.eaas.rpc.v1.MemberEventH\x00\x12\x1b\n\x11still_at_revision\x18\x03 \x01(\x04H\x00\x12\x12\n\x08stopping\x18\x04 \x01(\x08H\x00\x42\x06\n\x04kind\"D\n\x11\x44\x65registerRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x14\n\x12\x44\x65registerResponse\"\xd8\x01\n\x0eServerOutcomes\x12\x11\n\tserver_id\x18\x01 \x01(\t\x12\x1a\n\x12server_incarnation\x18\x02 \x01(\x04\x12\x10\n\x08\x61nswered\x18\x03 \x01(\x04\x12\x11\n\ttimed_out\x18\x04 \x01(\x04\x12\x0c\n\x04lost\x18\x05 \x01(\x04\x12\x0f\n\x07refused\x18\x06 \x01(\x04\x12\x0e\n\x06\x66\x61iled\x18\x07 \x01(\x04\x12\x0f\n\x07\x63orrupt\x18\x08 \x01(\x04\x12\x13\n\x0bhedged_away\x18\t \x01(\x04\x12\x1d\n\x15\x66\x61ilures_since_answer\x18\n \x01(\x04\"s\n\x14ReportOutcomeRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x1a\n\x12\x63lient_incarnation\x18\x02 \x01(\x04\x12,\n\x07servers\x18\x03 \x03(\x0b\x32\x1b.eaas.rpc.v1.ServerOutcomes\"\x17\n\x15ReportOutcomeResponse\"S\n\x11KeepRecordRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\"\x14\n\x12KeepRecordResponse\"\x1e\n\x10GetRecordRequest\x12\n\n\x02id\x18\x01 \x01(\t\"G\n\x11GetRecordResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0f\n\x07version\x18\x03 \x01(\x04\x32\xad\x04\n\x0eMonitorService\x12G\n\x08Register\x12\x1c.eaas.rpc.v1.RegisterRequest\x1a\x1d.eaas.rpc.v1.RegisterResponse\x12N\n\tHeartbeat\x12\x1d.eaas.rpc.v1.HeartbeatRequest\x1a\x1e.eaas.rpc.v1.HeartbeatResponse(\x01\x30\x01\x12@\n\x05Watch\x12\x19.eaas.rpc.v1.WatchRequest\x1a\x1a.eaas.rpc.v1.WatchResponse0\x01\x12M\n\nDeregister\x12\x1e.eaas.rpc.v1.DeregisterRequest\x1a\x1f.eaas.rpc.v1.DeregisterResponse\x12V\n\rReportOutcome\x12!.eaas.rpc.v1.ReportOutcomeRequest\x1a\".eaas.rpc.v1.ReportOutcomeResponse\x12M\n\nKeepRecord\x12\x1e.eaas.rpc.v1.KeepRecordRequest\x1a\x1f.eaas.rpc.v1.KeepRecordResponse\x12J\n\tGetRecord\x12\x1d.eaas.rpc.v1.GetRecordRequest\x1a\x1e.eaas.rpc.v1.GetRecordResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,32 +42,32 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HEARTBEATREQUEST']._serialized_end=596
   _globals['_HEARTBEATRESPONSE']._serialized_start=598
   _globals['_HEARTBEATRESPONSE']._serialized_end=635
-  _globals['_WATCHREQUEST']._serialized_start=637
-  _globals['_WATCHREQUEST']._serialized_end=755
-  _globals['_MEMBEREVENT']._serialized_start=757
-  _globals['_MEMBEREVENT']._serialized_end=874
-  _globals['_SNAPSHOT']._serialized_start=876
-  _globals['_SNAPSHOT']._serialized_end=997
-  _globals['_WATCHRESPONSE']._serialized_start=1000
-  _globals['_WATCHRESPONSE']._serialized_end=1158
-  _globals['_DEREGISTERREQUEST']._serialized_start=1160
-  _globals['_DEREGISTERREQUEST']._serialized_end=1228
-  _globals['_DEREGISTERRESPONSE']._serialized_start=1230
-  _globals['_DEREGISTERRESPONSE']._serialized_end=1250
-  _globals['_SERVEROUTCOMES']._serialized_start=1253
-  _globals['_SERVEROUTCOMES']._serialized_end=1469
-  _globals['_REPORTOUTCOMEREQUEST']._serialized_start=1471
-  _globals['_REPORTOUTCOMEREQUEST']._serialized_end=1586
-  _globals['_REPORTOUTCOMERESPONSE']._serialized_start=1588
-  _globals['_REPORTOUTCOMERESPONSE']._serialized_end=1611
-  _globals['_KEEPRECORDREQUEST']._serialized_start=1613
-  _globals['_KEEPRECORDREQUEST']._serialized_end=1696
-  _globals['_KEEPRECORDRESPONSE']._serialized_start=1698
-  _globals['_KEEPRECORDRESPONSE']._serialized_end=1718
-  _globals['_GETRECORDREQUEST']._serialized_start=1720
-  _globals['_GETRECORDREQUEST']._serialized_end=1750
-  _globals['_GETRECORDRESPONSE']._serialized_start=1752
-  _globals['_GETRECORDRESPONSE']._serialized_end=1823
-  _globals['_MONITORSERVICE']._serialized_start=1826
-  _globals['_MONITORSERVICE']._serialized_end=2383
+  _globals['_WATCHREQUEST']._serialized_start=638
+  _globals['_WATCHREQUEST']._serialized_end=781
+  _globals['_MEMBEREVENT']._serialized_start=784
+  _globals['_MEMBEREVENT']._serialized_end=919
+  _globals['_SNAPSHOT']._serialized_start=921
+  _globals['_SNAPSHOT']._serialized_end=1042
+  _globals['_WATCHRESPONSE']._serialized_start=1045
+  _globals['_WATCHRESPONSE']._serialized_end=1203
+  _globals['_DEREGISTERREQUEST']._serialized_start=1205
+  _globals['_DEREGISTERREQUEST']._serialized_end=1273
+  _globals['_DEREGISTERRESPONSE']._serialized_start=1275
+  _globals['_DEREGISTERRESPONSE']._serialized_end=1295
+  _globals['_SERVEROUTCOMES']._serialized_start=1298
+  _globals['_SERVEROUTCOMES']._serialized_end=1514
+  _globals['_REPORTOUTCOMEREQUEST']._serialized_start=1516
+  _globals['_REPORTOUTCOMEREQUEST']._serialized_end=1631
+  _globals['_REPORTOUTCOMERESPONSE']._serialized_start=1633
+  _globals['_REPORTOUTCOMERESPONSE']._serialized_end=1656
+  _globals['_KEEPRECORDREQUEST']._serialized_start=1658
+  _globals['_KEEPRECORDREQUEST']._serialized_end=1741
+  _globals['_KEEPRECORDRESPONSE']._serialized_start=1743
+  _globals['_KEEPRECORDRESPONSE']._serialized_end=1763
+  _globals['_GETRECORDREQUEST']._serialized_start=1765
+  _globals['_GETRECORDREQUEST']._serialized_end=1795
+  _globals['_GETRECORDRESPONSE']._serialized_start=1797
+  _globals['_GETRECORDRESPONSE']._serialized_end=1868
+  _globals['_MONITORSERVICE']._serialized_start=1871
+  _globals['_MONITORSERVICE']._serialized_end=2428
 # @@protoc_insertion_point(module_scope)

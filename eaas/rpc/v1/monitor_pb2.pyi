@@ -68,32 +68,36 @@ class HeartbeatResponse(_message.Message):
     def __init__(self, revision: _Optional[int] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
-    __slots__ = ("from_revision", "life", "heartbeats_tell", "knows_left", "knows_models")
+    __slots__ = ("from_revision", "life", "heartbeats_tell", "knows_left", "knows_models", "knows_frontends")
     FROM_REVISION_FIELD_NUMBER: _ClassVar[int]
     LIFE_FIELD_NUMBER: _ClassVar[int]
     HEARTBEATS_TELL_FIELD_NUMBER: _ClassVar[int]
     KNOWS_LEFT_FIELD_NUMBER: _ClassVar[int]
     KNOWS_MODELS_FIELD_NUMBER: _ClassVar[int]
+    KNOWS_FRONTENDS_FIELD_NUMBER: _ClassVar[int]
     from_revision: int
     life: int
     heartbeats_tell: bool
     knows_left: bool
     knows_models: bool
-    def __init__(self, from_revision: _Optional[int] = ..., life: _Optional[int] = ..., heartbeats_tell: _Optional[bool] = ..., knows_left: _Optional[bool] = ..., knows_models: _Optional[bool] = ...) -> None: ...
+    knows_frontends: bool
+    def __init__(self, from_revision: _Optional[int] = ..., life: _Optional[int] = ..., heartbeats_tell: _Optional[bool] = ..., knows_left: _Optional[bool] = ..., knows_models: _Optional[bool] = ..., knows_frontends: _Optional[bool] = ...) -> None: ...
 
 class MemberEvent(_message.Message):
-    __slots__ = ("revision", "member", "reason", "forgotten", "left")
+    __slots__ = ("revision", "member", "reason", "forgotten", "left", "frontend")
     REVISION_FIELD_NUMBER: _ClassVar[int]
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     FORGOTTEN_FIELD_NUMBER: _ClassVar[int]
     LEFT_FIELD_NUMBER: _ClassVar[int]
+    FRONTEND_FIELD_NUMBER: _ClassVar[int]
     revision: int
     member: _common_pb2.Member
     reason: str
     forgotten: bool
     left: bool
-    def __init__(self, revision: _Optional[int] = ..., member: _Optional[_Union[_common_pb2.Member, _Mapping]] = ..., reason: _Optional[str] = ..., forgotten: _Optional[bool] = ..., left: _Optional[bool] = ...) -> None: ...
+    frontend: bool
+    def __init__(self, revision: _Optional[int] = ..., member: _Optional[_Union[_common_pb2.Member, _Mapping]] = ..., reason: _Optional[str] = ..., forgotten: _Optional[bool] = ..., left: _Optional[bool] = ..., frontend: _Optional[bool] = ...) -> None: ...
 
 class Snapshot(_message.Message):
     __slots__ = ("revision", "members", "life", "models")

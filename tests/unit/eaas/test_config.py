@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from eaas.config import AttentionClientConfig, ClusterConfig, load_config
+from eaas.config import ClusterConfig, FrontendConfig, load_config
 from eaas.config.explanations import variable
 from eaas.config.former import FORMER_SETTINGS
 from eaas.errors import ConfigError
@@ -28,13 +28,18 @@ def cluster_yaml(tmp_path: Path) -> Path:
 def test_command_line_over_environment_over_file(
     cluster_yaml: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster_yaml.write_text("attention_client: {port: 1, threads: 1, slots: 7}\n")
+    cluster_yaml.write_text("attention_client: {metrics_port: 1, threads: 1, slots: 7}\n")
     monkeypatch.setenv("EAAS_ATTENTION_CLIENT__THREADS", "2")
-    monkeypatch.setenv("EAAS_ATTENTION_CLIENT__PORT", "2")
+    monkeypatch.setenv("EAAS_ATTENTION_CLIENT__METRICS_PORT", "2")
     client = load_config(
-        cluster_yaml, attention_client={"port": 3, "transport": None}
+        cluster_yaml, attention_client={"metrics_port": 3, "transport": None}
     ).attention_client
-    assert (client.port, client.threads, client.slots, client.transport) == (3, 2, 7, "auto")
+    assert (client.metrics_port, client.threads, client.slots, client.transport) == (
+        3,
+        2,
+        7,
+        "auto",
+    )
 
 
 def test_a_setting_within_a_setting(cluster_yaml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,12 +237,12 @@ def test_any_document_gives_settings_or_a_one_line_error(
 
 def test_names_of_a_model() -> None:
     model = Path("/models/demo")
-    assert AttentionClientConfig().model_names(model) == ("demo", "/models/demo")
-    named = AttentionClientConfig(served_model_name=["big", "gpt-4o"])
+    assert FrontendConfig().model_names(model) == ("demo", "/models/demo")
+    named = FrontendConfig(served_model_name=["big", "gpt-4o"])
     assert named.model_names(model) == ("big", "gpt-4o")
 
 
 @pytest.mark.parametrize("origin", ["app.example", "https://app.example/", "ftp://x", ""])
 def test_an_allowed_origin_has_a_scheme_and_no_path(origin: str) -> None:
     with pytest.raises(ValidationError):
-        AttentionClientConfig(allowed_origins=[origin])
+        FrontendConfig(allowed_origins=[origin])

@@ -73,7 +73,7 @@ def test_a_cluster_divides_the_cores_among_its_servers(
 
     monkeypatch.setattr(cluster, "ChildProcess", child)
     settings = ClusterConfig(expert_server=ExpertServerConfig(threads=wanted))
-    local = LocalCluster(tmp_path, servers=servers, config=settings, attention_client=False)
+    local = LocalCluster(tmp_path, servers=servers, config=settings, clients=0)
     local._spawn_server(0)
     (command,) = commands
     assert command[command.index("--threads") + 1] == str(threads)

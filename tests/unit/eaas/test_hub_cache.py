@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eaas.config import AttentionClientConfig
+from eaas.config import FrontendConfig
 from eaas.errors import NotACheckpointError
 from eaas.hub_cache import complete_download, find_checkpoint, model_name
 from helper_process import output_of
@@ -48,8 +48,8 @@ def test_a_name_finds_the_snapshot_of_main(cache: Path, text: str) -> None:
     found = find_checkpoint(text)
     assert found == folder / "snapshots" / "bbb"
     assert model_name(found) == "org/demo"
-    assert AttentionClientConfig().model_names(found) == ("org/demo", str(found))
-    named = AttentionClientConfig(served_model_name=["mine"])
+    assert FrontendConfig().model_names(found) == ("org/demo", str(found))
+    named = FrontendConfig(served_model_name=["mine"])
     assert named.model_names(found) == ("mine",)
 
 

@@ -9,6 +9,7 @@ from eaas.types import Member, MemberState, Role
 from monitor.fanout import Fanout
 from monitor.incarnation import MemberEvent
 from monitor.refusal import Refused
+from monitor.snapshots import Knows
 
 SIGN_S = 0.05
 LONG_S = 30.0
@@ -54,9 +55,9 @@ def test_event_only_sleepers_are_not_woken_by_time() -> None:
 def test_a_message_is_serialized_once_and_not_kept_for_ever() -> None:
     loop = asyncio.new_event_loop()
     fanout = Fanout(loop, LONG_S)
-    made = [fanout.message(event(revision)) for revision in range(1, 2001)]
-    assert fanout.message(event(2000)) is made[-1]
-    again = fanout.message(event(1))
+    made = [fanout.message(event(revision), Knows()) for revision in range(1, 2001)]
+    assert fanout.message(event(2000), Knows()) is made[-1]
+    again = fanout.message(event(1), Knows())
     assert again == made[0]
     assert again is not made[0]
     read = pb.WatchResponse.FromString(made[6])

@@ -44,7 +44,9 @@ def told(message: bytes) -> pb.Snapshot:
     return response.snapshot
 
 
-@pytest.mark.parametrize("knows", [Knows(), Knows(models=False), Knows(left=False, models=False)])
+@pytest.mark.parametrize(
+    "knows", [Knows(), Knows(models=False), Knows(False, False, False), Knows(frontends=False)]
+)
 @given(data=st.data(), count=st.integers(0, 12), part=st.integers(1, 5))
 def test_the_parts_join_to_the_snapshot_in_one_piece(
     data: st.DataObject, count: int, part: int, knows: Knows
@@ -52,7 +54,9 @@ def test_the_parts_join_to_the_snapshot_in_one_piece(
     registry = Registry(LEASE_S, HEARTBEAT_S, time.monotonic())
     for number in range(count):
         now = time.monotonic()
-        registry.register(member(number, data.draw(st.sampled_from(SHAPES))), 0, now)
+        role = data.draw(st.sampled_from([Role.EXPERT_SERVER, Role.FRONTEND]))
+        shape = data.draw(st.sampled_from(SHAPES))
+        registry.register(replace(member(number, shape), role=role), 0, now)
         counters: dict[str, Any] = data.draw(
             st.fixed_dictionaries(
                 {
@@ -74,11 +78,12 @@ def test_the_parts_join_to_the_snapshot_in_one_piece(
     for one in found.members:
         one.silence_s = 0.0
         assert not (one.HasField("model") if knows.models else one.model_number)
-    shapes = {m.model for m in registry.members(0.0) if m.model is not None}
+    listed = [m for m in registry.members(0.0) if knows.frontends or m.role is not Role.FRONTEND]
+    shapes = {m.model for m in listed if m.model is not None}
     assert len(found.models) == (len(shapes) if knows.models else 0)
     states = {} if knows.left else {MemberState.LEFT: MemberState.DEAD}
     assert members_of(found) == [
-        replace(m, silence_s=0.0, state=states.get(m.state, m.state)) for m in registry.members(0.0)
+        replace(m, silence_s=0.0, state=states.get(m.state, m.state)) for m in listed
     ]
 
 
@@ -129,7 +134,7 @@ def test_events_after_the_revision_complete_the_view(
         assert fold.view.revision == revision
         fanout = Fanout(asyncio.get_running_loop(), 1.0)
         for event in registry.since(revision) or ():
-            fold.take(pb.WatchResponse.FromString(fanout.message(event)), 0.0)
+            fold.take(pb.WatchResponse.FromString(fanout.message(event, Knows())), 0.0)
 
     asyncio.run(scenario())
     assert fold.view.revision == registry.revision

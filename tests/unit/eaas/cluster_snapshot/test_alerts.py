@@ -108,6 +108,24 @@ def test_what_a_dead_server_costs_is_open_before_the_placement_is_known() -> Non
     assert "Nothing" not in alert
 
 
+@pytest.mark.parametrize(
+    ("other", "level", "effect"),
+    [
+        (SERVING, "mild", "Requests continue on another attention client."),
+        (DEAD, "bad", "No attention client serves"),
+    ],
+)
+def test_a_dead_engine_and_what_it_costs(other: MemberState, level: str, effect: str) -> None:
+    engines = tuple(
+        MemberSnapshot(replace(member, role=Role.ATTENTION_CLIENT, engine_address="h:2"), 4.0)
+        for member in (m.member for m in snapshot(DEAD, other).members)
+    )
+    (alert,) = alerts(snapshot(SERVING, members=(*engines, *snapshot(SERVING).members)))
+    assert alert.level == level
+    assert alert.lines[0].startswith("s0")
+    assert alert.lines[1].startswith(effect)
+
+
 def test_each_alert_has_a_key_that_stays_while_its_numbers_change() -> None:
     def keys(shown: ClusterSnapshot) -> list[str]:
         return [alert.key for alert in alerts(shown)]

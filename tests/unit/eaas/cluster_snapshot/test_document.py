@@ -37,7 +37,7 @@ FACTS = ClusterSnapshot(
     load=Load(("a", "b"), np.array([[10.0, 30], [20, 20]]), np.ones(2), np.array([1.5, 1]), 120.0),
     par=1.25,
     bound=1.0,
-    counters=Counters(running=3.0, waiting=4.0),
+    counters=Counters(running=3.0, waiting=4.0, migrations={"lost": 2.0}),
     rates=Rates(123.4, 0.045, 0.0125),
     events=(Event(95.0, "suspected", "b", "is SUSPECT"),),
     decisions=(DECISION,),
@@ -49,7 +49,7 @@ def test_the_document() -> None:
     assert told["epoch"] == 5
     assert told["alerts"] == []
     assert told["coverage"] == {"uncovered": [], "min_replicas": 1, "min_nodes": 1}
-    assert told["requests"] == {"running": 3.0, "waiting": 4.0}
+    assert told["requests"] == {"running": 3.0, "waiting": 4.0, "migrations": 2.0}
     assert told["rates"] == {"tokens_per_s": 123.4, "ttft_s": 0.045, "itl_s": 0.0125}
     assert told["balance"] == {"par": 1.25, "bound": 1.0, "gap": 1.25}
     assert told["load"] == {
@@ -62,6 +62,7 @@ def test_the_document() -> None:
     assert told["members"][0] == {
         "id": "a",
         "role": "expert-server",
+        "is_engine": False,
         "state": "SERVING",
         "incarnation": 2,
         "experts": 8,

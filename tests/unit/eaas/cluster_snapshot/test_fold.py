@@ -93,6 +93,16 @@ def test_events_of_a_kill(fold: SnapshotFold) -> None:
     assert [e.at for e in snapshot.events] == [12.0, 12.0, 12.0, 11.0]
 
 
+def test_requests_that_move_are_events(fold: SnapshotFold) -> None:
+    fold.take(Reading(11.0, counters=Counters(migrations={"lost": 2.0})))
+    moved = Counters(migrations={"lost": 3.0, "draining": 2.0})
+    texts = [e.text for e in fold.take(Reading(12.0, counters=moved)).events]
+    assert texts[:2] == [
+        "2 requests move to another attention client (draining)",
+        "1 request moves to another attention client (lost)",
+    ]
+
+
 def test_a_returned_member_has_joined_again(fold: SnapshotFold) -> None:
     fold.take(Reading(11.0, members=(server("a", DEAD), server("b"))))
     back = replace(server("a"), incarnation=2, pid=8)
@@ -226,10 +236,12 @@ vllm:time_to_first_token_seconds_sum 0.5
 vllm:time_to_first_token_seconds_count 2.0
 eaas_failovers_total{reason="lost"} 3.0
 eaas_failovers_total{reason="timed out"} 1.0
+eaas_frontend_migrations_total{reason="lost"} 4.0
 """
     found = read_counters(text)
     assert (found.tokens, found.ttft_s, found.first_tokens) == (12.0, 0.5, 2.0)
     assert dict(found.failovers) == {"lost": 3.0, "timed out": 1.0}
+    assert dict(found.migrations) == {"lost": 4.0}
     assert rates(Counters(), found, 4.0) == Rates(3.0, 0.25, None)
 
 

@@ -97,7 +97,7 @@ def test_a_key_in_the_environment(file: Path, monkeypatch: pytest.MonkeyPatch) -
     assert authorization() == {"Authorization": "Bearer sk-env-9"}
     assert authorization(file) == {"Authorization": "Bearer sk-alice-1"}
     # The variable is not an unknown setting.
-    assert load_config().attention_client.api_key_file == ""
+    assert load_config().frontend.api_key_file == ""
     # An empty variable is an error.
     monkeypatch.setenv(KEY_VARIABLE, "")
     with pytest.raises(ConfigError, match="EAAS_API_KEY: no key in it"):
