@@ -35,7 +35,7 @@ override TORCH_INDEX :=
 endif
 INSTALL = TORCH_INDEX='$(TORCH_INDEX)' $(PYTHON) deploy/install.py
 # A start imports three thousand modules, whose compilation takes twice as long as the rest of it.
-COMPILE = $(BIN)/python -m compileall -q eaas eaas_cli attention_client expert_server balancer monitor simulator
+COMPILE = $(BIN)/python -m compileall -q eaas eaas_cli frontend attention_client expert_server balancer monitor simulator
 # An environment is installed again when one of these files is newer.
 SOURCES := pyproject.toml constraints.txt setup.py deploy/install.py \
   $(shell find eaas attention_client expert_server balancer benchmarks -name '*.[ch]')

@@ -28,7 +28,7 @@ from attention_client.layer_call.calls import LayerCalls, RemoteCall
 from attention_client.layer_call.expert_attribution import ExpertAttribution
 from attention_client.placement_adoption import PlacementSwitch
 from attention_client.telemetry.metrics import ClientMetrics
-from attention_client.telemetry.tracing import RequestTraces
+from attention_client.telemetry.tracing import LayerTraces
 from eaas.config import HOLD_BACK_S, AttentionClientConfig
 from eaas.control_plane.placement_watch import PlacementWatch
 from eaas.errors import ClusterError
@@ -57,7 +57,8 @@ class Cluster:
         config: Transport, slots, timeouts.
         metrics: Metrics of this client.
         client_id: Unique in the cluster; defaults to an id from host and process id.
-        address: host:port of this client's HTTP endpoint, shown by `eaas status`.
+        address: host:port shown by `eaas status`: of the engine, or of vLLM's HTTP endpoint.
+        engine_address: host:port of this client's engine for frontends; empty: it has none.
         on_stopping: Called when the operator stops the cluster.
         tls: Identity of this process; None: plain text.
         traces: Traces of requests; None: no tracing.
@@ -76,9 +77,10 @@ class Cluster:
         *,
         client_id: str | None = None,
         address: str = "",
+        engine_address: str = "",
         on_stopping: Callable[[], None] | None = None,
         tls: Identity | None = None,
-        traces: RequestTraces | None = None,
+        traces: LayerTraces | None = None,
     ) -> None:
         self.shape = shape
         self.config = config
@@ -119,6 +121,7 @@ class Cluster:
             address=address,
             state=MemberState.JOINING,
             model=shape,
+            engine_address=engine_address,
         )
         self.session = MemberSession(
             monitor_address,
@@ -274,6 +277,11 @@ class Cluster:
     def serving(self) -> None:
         """Become SERVING and tell the monitor at once. Called when the endpoint or loaded model is ready."""
         self._state = MemberState.SERVING
+        self.session.report_now()
+
+    def draining(self) -> None:
+        """Become DRAINING and tell the monitor at once: frontends send nothing more."""
+        self._state = MemberState.DRAINING
         self.session.report_now()
 
     def _report(self) -> Report:

@@ -84,7 +84,7 @@ def main(
         url = endpoint
         if url is None:
             say("starting the cluster ...")
-            settings = load_config(attention_client={"transport": transport, "port": 0})
+            settings = load_config(attention_client={"transport": transport}, frontend={"port": 0})
             cluster = LocalCluster(model, servers=servers, redundancy=redundancy, config=settings)
             url = stack.enter_context(cluster).endpoint
         for number, turn in enumerate(turns, 1):

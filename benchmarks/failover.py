@@ -68,7 +68,7 @@ def main(
     """Measure the throughput with faults against that of the same work without them."""
     end_on_sigterm()
     kinds = known("--kind", _KINDS if kind == "both" else [kind], _KINDS)
-    settings = load_config(attention_client={"transport": transport, "port": 0})
+    settings = load_config(attention_client={"transport": transport}, frontend={"port": 0})
     dice = random.Random(seed)
     drawn = [
         (kinds[i % len(kinds)], f"expert-server-{dice.randrange(servers)}") for i in range(faults)

@@ -32,7 +32,7 @@ CA_KEY_FILE = "ca.key"
 ROLES = (*(role.value for role in Role), OPERATOR)
 """Roles of a cluster that get a certificate."""
 
-_SERVERS = (Role.MONITOR.value, Role.BALANCER.value, Role.EXPERT_SERVER.value)
+_SERVERS = tuple(role.value for role in Role if role is not Role.FRONTEND)
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 # Certificates become valid this long before now, because clocks differ.
 _EARLIER = timedelta(minutes=5)

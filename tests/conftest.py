@@ -128,32 +128,28 @@ def served(
 
     torch.set_num_threads(1)
     path = checkpoint(request.param)
-    with LocalCluster(path, attention_client=False, fork_server=fork_server) as cluster:
+    with LocalCluster(path, clients=0, fork_server=fork_server) as cluster:
         yield path, cluster
 
 
 @pytest.fixture
-def settings() -> Callable[..., ClusterConfig]:
-    """Make settings that give the endpoint a free port."""
-
-    def make(**attention_client: object) -> ClusterConfig:
-        return load_config(attention_client={"port": 0, **attention_client})
-
-    return make
+def settings() -> ClusterConfig:
+    """Settings that give the endpoint a free port."""
+    return load_config(frontend={"port": 0})
 
 
 @pytest.fixture
 def start_cluster(
-    settings: Callable[..., ClusterConfig], tmp_path: Path, fork_server: ForkServer
+    settings: ClusterConfig, tmp_path: Path, fork_server: ForkServer
 ) -> Iterator[Callable[..., LocalCluster]]:
-    """Start clusters that end with the test; the client's process reads the settings `client` from a file."""
+    """Start clusters that end with the test; clients read the settings `client` from a file."""
     started: list[LocalCluster] = []
 
     def start(model: Path, client: dict[str, object] | None = None, **options: Any) -> LocalCluster:
-        options = {"config": settings(), "fork_server": fork_server} | options
+        options = {"config": settings, "fork_server": fork_server} | options
         if client is not None:
             file = tmp_path / f"cluster-{len(started)}.yaml"
-            file.write_text(json.dumps({"attention_client": {"port": 0} | client}))
+            file.write_text(json.dumps({"frontend": {"port": 0}, "attention_client": client}))
             options |= {"config": load_config(file), "config_file": file}
         cluster = LocalCluster(model, log_dir=tmp_path / f"logs-{len(started)}", **options)
         started.append(cluster)

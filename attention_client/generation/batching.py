@@ -13,7 +13,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from attention_client.engines.transformers.model import count_passes, remote_experts
@@ -33,11 +33,11 @@ from attention_client.generation.prefill_target import PrefillTarget
 from attention_client.generation.runner import Runner
 from attention_client.generation.scheduler import Part, Scheduler, Sequence
 from attention_client.generation.sizes import EngineSizes
-from attention_client.heap import trim_heap
 from attention_client.layer_call.expert_attribution import ExpertAttribution
 from eaas.errors import ConfigError, EaasError
-from eaas.generation.errors import ApiError, EngineStoppedError
-from eaas.generation.work import Delivery, Work
+from eaas.generation.errors import EngineStoppedError
+from eaas.generation.work import Delivery, Work, refuse_longer
+from eaas.heap import trim_heap
 
 __all__ = ["BatchingEngine"]
 
@@ -92,7 +92,7 @@ class BatchingEngine:
         self._runner = Runner(self._model, self._pools, attribution, bool(rotaries))
         self._deliveries = Deliveries()
         self._inbox: queue.SimpleQueue[Sequence | str | None] = queue.SimpleQueue()
-        self._parts: list[Part] = []
+        self._traced: list[bytes] = []
         self._failure: str | None = None
         self._stopping, self._stopped = threading.Lock(), False
         self._thread = threading.Thread(target=self._run, name="generation", daemon=True)
@@ -131,11 +131,7 @@ class BatchingEngine:
             EngineStoppedError: The engine has stopped.
             ApiError: The request may get longer than the cache.
         """
-        # The last token is never stored.
-        longest = work.prompt_length + work.max_tokens - 1
-        if self._capacity is not None and longest > self._capacity:
-            reason = f"{longest} tokens do not fit into the cache of {self._capacity}."
-            raise ApiError.invalid("max_tokens", f"'max_tokens': {reason}")
+        refuse_longer(work, self._capacity)
         self._deliveries.listen(work, deliver)
         # The thread sets it before it fails the listeners.
         if self._failure is not None:
@@ -160,9 +156,9 @@ class BatchingEngine:
         """Number of requests that wait for a place in the batch, for the metrics."""
         return max(0, len(self._deliveries) - len(self._scheduler.running))
 
-    def in_batch(self) -> Iterable[str]:
-        """Return the ids of the requests in the running forward pass, for the traces of its layers."""
-        return [part.sequence.id for part in self._parts]
+    def traced(self) -> list[bytes]:
+        """Return the traces of the requests in the running forward pass (`Work.trace`)."""
+        return self._traced
 
     def cache_usage(self) -> float:
         """Fraction of the key-value cache in use by requests, 0 to 1, for the metrics.
@@ -232,7 +228,7 @@ class BatchingEngine:
     def _pass(self, parts: list[Part]) -> None:
         begin = time.perf_counter()
         self._deliveries.begin(parts)
-        self._parts = parts
+        self._traced = [part.sequence.work.trace for part in parts if part.sequence.work.trace]
         try:
             with self._admission.watching(parts):
                 outcomes = self._runner.run(parts)
@@ -243,7 +239,7 @@ class BatchingEngine:
                 self._scheduler.remove(part.sequence.id)
             return
         finally:
-            self._parts = []
+            self._traced = []
         self._scheduler.advance(parts, [outcome.token for outcome in outcomes])
         results = [(part.sequence, each) for part, each in zip(parts, outcomes, strict=True)]
         self._deliveries.send(results)

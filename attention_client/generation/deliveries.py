@@ -27,15 +27,17 @@ class _Listener:
         self.deliver = deliver
         self.loop = asyncio.get_running_loop()
         self._submitted_s = time.perf_counter()
-        self._queued_s: float | None = None
+        self._has_begun = False
         self._prompt_scores: list[Scores] = []
         if work.sampling.prompt_logprobs:
             self._prompt_scores.append(Scores.none(work.sampling.logprobs or 0))
 
-    def begin(self) -> None:
-        """Note that the request runs; only the first time counts."""
-        if self._queued_s is None:
-            self._queued_s = time.perf_counter() - self._submitted_s
+    def begin(self) -> Delivery | None:
+        """Make the delivery that says that the request runs; None: it was made before."""
+        if self._has_begun:
+            return None
+        self._has_begun = True
+        return Delivery([], queued_s=time.perf_counter() - self._submitted_s)
 
     def delivery(self, outcome: Outcome, finished: bool) -> Delivery | None:
         """Make the delivery of a pass's token; None: the prompt is not computed yet."""
@@ -47,7 +49,6 @@ class _Listener:
         return Delivery(
             [outcome.token],
             finished,
-            queued_s=self._queued_s or 0.0,
             servers=outcome.servers,
             scores=outcome.scores,
             prompt_scores=Scores.joined(taken) if taken else None,
@@ -73,11 +74,13 @@ class Deliveries:
         return self._listeners.pop(name, None) is not None
 
     def begin(self, parts: Iterable[Part]) -> None:
-        """Note that the requests of a pass run."""
+        """Tell the requests of a pass, before it, that they run."""
+        calls = []
         for part in parts:
             listener = self._listeners.get(part.sequence.id)
-            if listener is not None:
-                listener.begin()
+            if listener is not None and (found := listener.begin()) is not None:
+                calls.append((part.sequence.id, listener, found))
+        self._call(calls)
 
     def send(self, results: Iterable[tuple[Sequence, Outcome]]) -> None:
         """Deliver what a pass has for its sequences, with one wake-up of the event loop."""

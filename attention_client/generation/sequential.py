@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
@@ -40,7 +40,6 @@ class _Job:
         self._deliver = deliver
         self._loop = asyncio.get_running_loop()
         self._submitted = perf_counter()
-        self._queued_s = 0.0
         self._prompt_seen = False
         # The servers of the tokens, if the request asked for them.
         self.seen: SeenServers | None = None
@@ -49,14 +48,11 @@ class _Job:
         if not self.cancelled.is_set():
             servers = self.seen.take_last() if self.seen is not None else NOBODY
             scores = self.sampler.take_scores() if tokens else None
-            delivery = Delivery(
-                tokens, finished, error, self._queued_s, servers, scores, self.prompt_scores
-            )
-            self.prompt_scores = None
-            self._loop.call_soon_threadsafe(self._deliver, delivery)
+            prompt_scores, self.prompt_scores = self.prompt_scores, None
+            self._call(Delivery(tokens, finished, error, 0.0, servers, scores, prompt_scores))
 
     def begin(self) -> None:
-        self._queued_s = perf_counter() - self._submitted
+        self._call(Delivery([], queued_s=perf_counter() - self._submitted))
 
     def put(self, value: torch.Tensor) -> None:
         if self.cancelled.is_set():
@@ -67,6 +63,9 @@ class _Job:
 
     def end(self) -> None:
         self.send([], finished=True)
+
+    def _call(self, delivery: Delivery) -> None:
+        self._loop.call_soon_threadsafe(self._deliver, delivery)
 
 
 class SequentialEngine:
@@ -80,7 +79,7 @@ class SequentialEngine:
         self._rotaries = length_rotaries(model)
         self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._jobs: dict[str, _Job] = {}
-        self._current: str | None = None
+        self._current: Work | None = None
         self._stopped = False
 
     @property
@@ -117,9 +116,9 @@ class SequentialEngine:
         """Number of requests that wait for the running one to end, for the metrics."""
         return max(0, len(self._jobs) - self.running())
 
-    def in_batch(self) -> Iterable[str]:
-        """Return the id of the running request, if there is one, for the traces of its layers."""
-        return (self._current,) if self._current is not None else ()
+    def traced(self) -> list[bytes]:
+        """Return the trace of the running request, if it has one, for those of its layers."""
+        return [self._current.trace] if self._current is not None and self._current.trace else []
 
     def cache_usage(self) -> float:
         """Fraction of the key-value cache in use: 0, since each request has its own cache without a limit."""
@@ -147,7 +146,7 @@ class SequentialEngine:
         if job.cancelled.is_set():
             return
         work = job.work
-        self._current = work.id
+        self._current = work
         job.begin()
         tokens_1T = torch.tensor([work.tokens], device=self._model.device)
         for rotary in self._rotaries:

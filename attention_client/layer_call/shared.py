@@ -16,7 +16,7 @@ from attention_client.dispatch import DispatchPolicy
 from attention_client.layer_call.expert_attribution import ExpertAttribution
 from attention_client.layer_call.server_speeds import Ejections, Speeds
 from attention_client.telemetry.metrics import ClientMetrics
-from attention_client.telemetry.tracing import RequestTraces
+from attention_client.telemetry.tracing import LayerTraces
 from eaas.replicas import Replicas
 from eaas.spares import SpareReplicas
 from eaas.types import Placement
@@ -137,7 +137,7 @@ class Dispatcher:
     ejections: Ejections = field(default_factory=Ejections)
     attribution: ExpertAttribution = field(default_factory=ExpertAttribution)
     clock: Callable[[], float] = time.monotonic
-    traces: RequestTraces | None = None
+    traces: LayerTraces | None = None
     on_stale: Callable[[str, SpareReplicas], None] = lambda _server_id, _spares: None
 
     def eject_if_slow(self, server: str, now: float) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from attention_client.engines.vllm.contract import LOAD_FORMAT
@@ -13,7 +13,7 @@ from attention_client.vllm_server.settings import EndpointSettings
 from eaas.cores import has_quota, usable_cores
 from eaas.errors import ConfigError
 from eaas.free_memory import free_bytes
-from eaas.launcher_pipe import READY_VARIABLE
+from eaas.launcher_pipe import LAUNCHER_VARIABLE, READY_VARIABLE
 
 __all__ = ["environment", "not_quantized", "refuse_options", "words"]
 
@@ -58,13 +58,19 @@ def refuse_options(options: Sequence[str]) -> None:
 
 
 def words(
-    model: Path, settings: EngineSettings, host: str, port: int, options: Sequence[str]
+    model: Path,
+    settings: EngineSettings,
+    names: Iterable[str],
+    host: str,
+    port: int,
+    options: Sequence[str],
 ) -> tuple[str, ...]:
     """Arguments of Python that run vLLM's API server as an attention client.
 
     Args:
-        model: Directory of the checkpoint; without other names the API knows it by its last part and path.
+        model: Directory of the checkpoint; the API knows it by `names`.
         settings: Section `eaas`.
+        names: Names of the model in requests, unless the user's options have some.
         host: Address to listen on.
         port: Port to listen on.
         options: The user's own options of vLLM; they come last.
@@ -73,7 +79,7 @@ def words(
     named = _NAMES in _option_names(options)
     return (
         *("-m", "vllm.entrypoints.openai.api_server", "--model", str(model)),
-        *(() if named else (_NAMES, *dict.fromkeys(settings.client.model_names(model)))),
+        *(() if named else (_NAMES, *dict.fromkeys(names))),
         *("--host", host, "--port", str(port)),
         *("--load-format", LOAD_FORMAT, "--additional-config", json.dumps({SECTION: section})),
         *("--middleware", _MIDDLEWARE, "--shutdown-timeout", str(_GRACE_S)),
@@ -123,7 +129,9 @@ def environment(
         patience_s: Longest wait of a batch for experts.
         on_cpu: vLLM runs on the CPU, where it would take nearly all memory by default.
     """
-    made = {name: value for name, value in given.items() if name != READY_VARIABLE}
+    # vLLM inherits neither pipe.
+    pipes = (LAUNCHER_VARIABLE, READY_VARIABLE)
+    made = {name: value for name, value in given.items() if name not in pipes}
     made[SUPERVISOR_VARIABLE] = supervisor_text()
     made |= endpoint.environment()
     made |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}

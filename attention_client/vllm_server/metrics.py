@@ -10,8 +10,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Scope
 
 from attention_client.engines.vllm.worker_page import merge, read_page
-from attention_client.observer import ClusterObserver
 from attention_client.vllm_server.in_process import call
+from eaas.control_plane.observer import ClusterObserver
 
 __all__ = ["metrics_page"]
 

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from attention_client.engines.vllm.worker_page import prune
@@ -75,12 +75,9 @@ class VllmProcess:
     Args:
         words: Arguments of Python.
         environment: Environment of the process.
-        pass_fds: Descriptors that it inherits under the same numbers.
     """
 
-    def __init__(
-        self, words: Sequence[str], environment: Mapping[str, str], pass_fds: Collection[int] = ()
-    ) -> None:
+    def __init__(self, words: Sequence[str], environment: Mapping[str, str]) -> None:
         # vLLM's processes whose parent has ended become children of this one, which then waits for them.
         libc = ctypes.CDLL(None, use_errno=True)
         libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -92,7 +89,6 @@ class VllmProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env=own | dict(environment),
-            pass_fds=tuple(pass_fds),
             process_group=0,
         )
         self._tail: deque[bytes] = deque(maxlen=_TAIL_LINES)

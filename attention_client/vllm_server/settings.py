@@ -22,24 +22,16 @@ class EndpointSettings:
         monitor: Address of the monitor, host:port.
         host: Address that vLLM listens on.
         port: Its port.
-        model: Name of the model in the API.
-        chat: The model has a chat template; if not, the chat box continues text.
         api_key_file: File of API keys; empty: the key in the environment, or no key.
         allowed_hosts: Further names that requests to a loopback endpoint may use.
-        dashboard: Serve the dashboard at `/`.
-        operator_page: Show its buttons.
         tls_dir: Directory of certificates; empty: plain text.
     """
 
     monitor: str
     host: str
     port: int
-    model: str
-    chat: bool = True
     api_key_file: str = ""
     allowed_hosts: tuple[str, ...] = ()
-    dashboard: bool = True
-    operator_page: bool = False
     tls_dir: str = ""
 
     def environment(self) -> dict[str, str]:

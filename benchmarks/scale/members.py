@@ -151,7 +151,9 @@ class SimulatedMembers:
         self._readers = [asyncio.create_task(self._fetch()) for _ in range(count)]
 
     async def _fetch(self) -> None:
-        request = pb.WatchRequest(knows_left=True, knows_models=True, heartbeats_tell=True)
+        request = pb.WatchRequest(
+            knows_left=True, knows_models=True, knows_frontends=True, heartbeats_tell=True
+        )
         while True:
             async with self._channel() as channel:
                 # The monitor may refuse; the next connection tries again.

@@ -125,7 +125,8 @@ class _Load:
         """Fetch the snapshot that a new watcher gets."""
         with channel(self.address) as link:
             call = monitor_pb2_grpc.MonitorServiceStub(link).Watch(
-                pb.WatchRequest(knows_left=True, knows_models=True), timeout=_SNAPSHOT_S
+                pb.WatchRequest(knows_left=True, knows_models=True, knows_frontends=True),
+                timeout=_SNAPSHOT_S,
             )
             snapshot: pb.Snapshot = next(iter(call)).snapshot
             leave(call)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from prometheus_client import CollectorRegistry
@@ -19,7 +19,13 @@ from eaas.launcher_pipe import announce, bind_to_launcher
 from eaas.log import configure_logging
 from eaas.shutdown import Shutdown
 
-__all__ = ["LocalExperts", "load_baseline", "main"]
+if TYPE_CHECKING:
+    from attention_client.generation.sizes import EngineSizes
+    from attention_client.layer_call.expert_attribution import ExpertAttribution
+    from eaas.config import SchedulerConfig
+    from eaas.generation.work import Engine
+
+__all__ = ["LocalExperts", "load_baseline", "local_engine", "main"]
 
 # transformers' fastest experts implementation on a CPU.
 _IMPLEMENTATION = "grouped_mm"
@@ -91,39 +97,65 @@ def load_baseline(model_path: Path, experts: str, threads: int) -> tuple[Any, st
     return model.eval(), _IMPLEMENTATION
 
 
+def local_engine(
+    model: Any,
+    sizes: EngineSizes,
+    registry: CollectorRegistry,
+    scheduling: SchedulerConfig | None = None,
+    attribution: ExpertAttribution | None = None,
+) -> Engine:
+    """Build the engine of a model for a frontend in the same process.
+
+    Args:
+        model: A transformers causal language model.
+        sizes: Sizes of the engine.
+        registry: Gets the engine's metrics.
+        scheduling: How waiting requests are chosen to run together; None: by the default strategy.
+        attribution: Records which servers compute a token's experts; None: never.
+    """
+    from attention_client.generation.engine_choice import build_engine
+    from attention_client.generation.live_admission import LiveAdmission
+    from attention_client.generation.scheduler_metrics import SchedulerMetrics
+    from attention_client.layer_call.expert_attribution import ExpertAttribution
+    from eaas.config import SchedulerConfig
+
+    admission = LiveAdmission(scheduling or SchedulerConfig(), model, SchedulerMetrics(registry))
+    return build_engine(model, sizes, admission, attribution or ExpertAttribution())
+
+
 def main(model_path: str, experts: str, threads: str) -> None:
     """Serve a model's HTTP endpoint from this one process until SIGTERM."""
     bind_to_launcher()
     configure_logging("baseline")
-    from transformers import AutoTokenizer
-
     from attention_client.generation.sizes import EngineSizes
-    from attention_client.serving.access import Access
-    from attention_client.serving.app import build_app
-    from attention_client.serving.limits import ServeLimits
-    from attention_client.serving.network.server import HttpServer, bind
     from eaas.config import AttentionClientConfig
+    from eaas.net.listen import bind
+    from frontend.access import Access
+    from frontend.app import build_app
+    from frontend.limits import ServeLimits
+    from frontend.model_files import ModelFiles
+    from frontend.network.server import HttpServer
 
     torch.set_num_threads(int(threads))
     config = AttentionClientConfig()
     path = Path(model_path)
     model, description = load_baseline(path, experts, int(threads))
-    tokenizer = AutoTokenizer.from_pretrained(model_path, local_files_only=True)
     listener = bind("127.0.0.1", 0)
     sizes = EngineSizes(
         num_blocks=config.cache_blocks or None,
         max_batch_tokens=config.max_batch_tokens,
     )
     limits = ServeLimits()
+    registry = CollectorRegistry()
     app = build_app(
-        model,
-        tokenizer,
+        local_engine(model, sizes, registry),
+        ModelFiles.load(path),
         names=[path.name],
         status=dict,
         healthy=lambda: (True, ""),
-        sizes=sizes,
         limits=limits,
         access=Access(),
+        registry=registry,
     )
     server = HttpServer(app, listener, limits)
     server.start()

@@ -52,7 +52,7 @@ def bench_serve(
     Raises:
         EaasError: A process did not start, or a request failed.
     """
-    settings = load_config(attention_client={"transport": transport, "port": 0})
+    settings = load_config(attention_client={"transport": transport}, frontend={"port": 0})
     cores = usable_cores()
     say("starting the cluster ...")
     with LocalCluster(model, servers=servers, redundancy=redundancy, config=settings) as cluster:

@@ -69,7 +69,14 @@ for _command in (
     *(up.up, down.down, client.status, client.generate, top.top, servers.scale, servers.drain),
     *(autoscale.autoscale, placement.plan, placement.rebalance, placement.pin, placement.unpin),
     *(placement.policy, placement.history, certs.certs, roles.expert_server),
-    *(roles.attention_client, roles.monitor, roles.balancer, vllm.vllm, demo.demo_model),
+    *(
+        roles.attention_client,
+        roles.frontend,
+        roles.monitor,
+        roles.balancer,
+        vllm.vllm,
+        demo.demo_model,
+    ),
 ):
     app.command(_command.__name__.replace("_", "-"))(_command)
 _GROUPS = {

@@ -32,8 +32,9 @@ def run(
         str,
         typer.Option(
             metavar="NAME,...",
-            help="On expert servers: kill, hang, slow, partition, memory, pair. Others: "
-            "monitor, pause, balancer, rebalance, scale, damaged, unreachable, names.",
+            help="On expert servers: kill, hang, slow, partition, memory, pair. On attention clients: "
+            "client-kill, client-hang, client-drain. Others: monitor, pause, balancer, rebalance, scale, "
+            "damaged, unreachable, names.",
             show_default="all",
         ),
     ] = "",

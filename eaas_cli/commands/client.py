@@ -19,7 +19,15 @@ from eaas.net.http_client import http_settings
 from eaas.net.server_records import OPERATOR_PATH, find
 from eaas_cli.commands.options import DEFAULT_ENDPOINT, Endpoint, Json, KeyToShow, Tls
 from eaas_cli.commands.servers import operator
-from eaas_cli.endpoint import ANSWER_S, base_url, check, fetch_status, reason, unreachable_error
+from eaas_cli.endpoint import (
+    ANSWER_S,
+    base_url,
+    check,
+    fetch_status,
+    live_members,
+    reason,
+    unreachable_error,
+)
 from eaas_cli.local.running_clusters import name_cluster
 
 __all__ = [
@@ -44,6 +52,12 @@ STATE_COLOURS = {
     "DEAD": "red",
     "LEFT": "dim",
 }
+
+
+def _frontend_of(endpoint: str, document: dict[str, Any]) -> str:
+    """URL of the frontend that has the page: the endpoint, unless its status document comes from vLLM."""
+    frontends = [f"http://{member['address']}" for member in live_members(document, "frontend")]
+    return endpoint if not frontends or document["endpoint"] in frontends else frontends[0]
 
 
 def page_address(endpoint: str) -> str:
@@ -144,7 +158,7 @@ def status(
 
     console = table_console()
     console.print(status_table(document))
-    page = page_address(endpoint)
+    page = page_address(_frontend_of(endpoint, document))
     if console.is_terminal and OPERATOR_PATH in page:
         typer.echo(f"page: {page}")
 

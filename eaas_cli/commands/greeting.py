@@ -34,7 +34,7 @@ def greet(
         logs: Where the logs are.
         trial: What to try, and how the cluster ends.
     """
-    config = cluster.config.attention_client
+    config = cluster.config.frontend
     body = json.dumps(
         {
             "model": config.model_names(cluster.model)[0],
@@ -50,7 +50,7 @@ def greet(
         key = f'"$(grep -m 1 "^[^#]" {shlex.quote(str(file.resolve()))})"'
     # Print a reference to the key's file, so that neither the screen nor a command line shows the key.
     shown = f" -H @<(printf 'Authorization: Bearer %s' {key})" if key else ""
-    page = f"page:     {page_address(cluster.endpoint)}\n" if config.dashboard else ""
+    page = f"page:     {page_address(cluster.page)}\n" if config.dashboard and cluster.page else ""
     url = f"{cluster.endpoint}/v1/chat/completions"
     print_line(f"""
 kernel:   {_kernels(kernels)}
@@ -73,7 +73,7 @@ def passes_text(engine: str, config: ClusterConfig) -> str:
 
 def key_file(config: ClusterConfig) -> Path | None:
     """The file with the endpoint's API keys, if there is one."""
-    file = config.attention_client.api_key_file
+    file = config.frontend.api_key_file
     return Path(file) if file else None
 
 

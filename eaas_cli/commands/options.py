@@ -136,7 +136,7 @@ KeyToShow = Annotated[
         metavar="FILE",
         help="File whose first API key is sent.",
         show_default="EAAS_API_KEY, or none",
-        envvar="EAAS_ATTENTION_CLIENT__API_KEY_FILE",
+        envvar="EAAS_FRONTEND__API_KEY_FILE",
         # The name is longer than the column in a terminal of 80 columns.
         show_envvar=False,
     ),
@@ -175,6 +175,9 @@ _SETTINGS: dict[str, tuple[Any, str, dict[str, Any]]] = {
     ),
     "host": (str, "Address to listen on.", {}),
     "port": (int, "Port to listen on; 0: a free one.", {}),
+    "engine_host": (str, "Address of the engine, for frontends.", {"show_default": "127.0.0.1"}),
+    "engine_port": (int, "Port of the engine; 0: a free one.", {"show_default": "0"}),
+    "metrics_port": (int, "Port of /metrics; 0: none.", {"show_default": "0"}),
     "threads": (int, "Intra-op threads; 0: by the number of cores.", {}),
     "core": (int, "Core that the serving loop is bound to.", {"show_default": "any"}),
     "device": (

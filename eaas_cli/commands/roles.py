@@ -15,8 +15,9 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from eaas.checkpoint.lean_import import import_transformers
+from eaas.checkpoint.lean_import import import_transformers, without_torch
 from eaas.checkpoint.source import is_local, local_directory
+from eaas.errors import ConfigError
 from eaas.garbage_collection import collector_off
 from eaas.launcher_pipe import announce, bind_to_launcher
 from eaas.log import configure_logging, print_line
@@ -30,6 +31,7 @@ __all__ = [
     "begin",
     "check_early",
     "expert_server",
+    "frontend",
     "leave",
     "member_id",
     "monitor",
@@ -163,26 +165,19 @@ def expert_server(
     leave()
 
 
-@with_settings(
-    attention_client="host port transport threads api_key_file operator_page served_model_name"
-)
+@with_settings(attention_client="engine_host engine_port metrics_port transport threads")
 def attention_client(load: Load, model: Model, join: Join, id: Id = None) -> None:
-    """Run an attention client: the model without its experts, behind an OpenAI-compatible endpoint."""
+    """Run an attention client: the model without its experts, as an engine for frontends."""
     from eaas.net.grpc_server import check_port
-    from eaas.net.listen_policy import guarded_keys, identity
+    from eaas.net.listen_policy import guarded_port
 
     begin("attention-client")
     check_early(model, tokenizer=True)
     client_id = member_id(id, "attention-client")
     cluster = load()
     loaded = cluster.attention_client
-    if loaded.response_template:
-        from attention_client.serving.families.family import Family
-
-        Family.named(loaded.response_template)
-    own = identity(cluster.security, "attention-client")
-    keys = guarded_keys(cluster.security, loaded.host, loaded.api_key_file)
-    check_port(loaded.host, loaded.port)
+    own = guarded_port(cluster.security, "attention-client", loaded.engine_host)
+    check_port(loaded.engine_host, loaded.engine_port)
     stopping, leaving = threading.Event(), threading.Event()
 
     def serves(address: str) -> None:
@@ -196,7 +191,68 @@ def attention_client(load: Load, model: Model, join: Join, id: Id = None) -> Non
         from eaas.telemetry import start_tracing
 
     tracing = start_tracing(cluster.telemetry, "attention-client", client_id)
-    run(model, client_id, join, loaded, stopping, leaving, serves, own, keys, tracing)
+    run(model, client_id, join, loaded, stopping, leaving, serves, own, tracing)
+    leave()
+
+
+@with_settings(frontend="host port api_key_file operator_page served_model_name")
+def frontend(
+    load: Load,
+    join: Join,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            "--model",
+            help=MODEL_HELP,
+            parser=local_directory,
+            metavar="DIR|ORG/NAME",
+            show_default=False,
+        ),
+    ] = None,
+    id: Id = None,
+    page_only: Annotated[
+        bool,
+        typer.Option(
+            "--page-only", help="Serve the dashboard alone: vLLM has the API (`eaas vllm`)."
+        ),
+    ] = False,
+) -> None:
+    """Run a frontend: an OpenAI-compatible endpoint in front of the cluster's attention clients."""
+    from eaas.net.grpc_server import check_port
+    from eaas.net.listen_policy import guarded_keys, identity
+
+    begin("frontend")
+    if model is not None and not page_only:
+        check_early(model, tokenizer=True)
+    frontend_id = member_id(id, "frontend")
+    cluster = load()
+    loaded = cluster.frontend
+    if model is None and not (page_only and loaded.served_model_name):
+        raise ConfigError("give --model, or --page-only with --served-model-name")
+    own = identity(cluster.security, "frontend")
+    keys = guarded_keys(cluster.security, loaded.host, loaded.api_key_file)
+    check_port(loaded.host, loaded.port)
+    stopping, leaving = threading.Event(), threading.Event()
+
+    _on_signals(leaving.set, loaded.drain_timeout_s, stopping.set)
+    with collector_off():
+        without_torch()
+        from frontend.process import FrontendProcess
+
+        if page_only:
+            from frontend.page import run_page
+        else:
+            from eaas.telemetry import start_tracing
+            from frontend.families.family import Family
+            from frontend.main import run
+
+    process = FrontendProcess(frontend_id, join, loaded, stopping, leaving, ready, own, keys)
+    if page_only:
+        run_page(process, model)
+    elif model is not None:
+        if loaded.response_template:
+            Family.named(loaded.response_template)
+        run(process, model, start_tracing(cluster.telemetry, "frontend", frontend_id))
     leave()
 
 

@@ -66,7 +66,8 @@ _FILES_PER_SERVER = 16
         ),
         "quantization": ("Weights in memory: none, int8 or int4.", "none"),
     },
-    attention_client="transport host port served_model_name api_key_file",
+    frontend="host port served_model_name api_key_file",
+    attention_client="transport",
     expert_server="kernel quantization",
 )
 def up(
@@ -109,6 +110,9 @@ def up(
         ),
     ] = None,
     redundancy: Annotated[int, typer.Option(min=1, help="Servers that hold each expert.")] = 2,
+    clients: Annotated[
+        int, typer.Option(min=1, help="Attention clients, among which requests are divided.")
+    ] = 1,
     engine: Annotated[
         Literal["transformers", "vllm"], typer.Option(help="Engine that runs attention.")
     ] = "transformers",
@@ -122,7 +126,7 @@ def up(
         ),
     ] = None,
 ) -> None:
-    """Run a cluster: monitor, balancer, expert servers, attention client, endpoint.
+    """Run a cluster: monitor, balancer, expert servers, attention clients, frontend.
 
     On this machine Ctrl-C ends it. On Ray the command returns once the cluster serves; `eaas down` ends it.
     """
@@ -157,12 +161,15 @@ def up(
                     raise ConfigError(
                         "--log-dir: on Ray the logs are in Ray's log directory of each node"
                     )
-                up_on_ray(checkpoint, servers, redundancy, engine, settings, load.file, interrupt)
+                up_on_ray(
+                    checkpoint, servers, redundancy, clients, engine, settings, load.file, interrupt
+                )
                 return
             cluster = LocalCluster(
                 checkpoint,
                 servers=servers,
                 redundancy=redundancy,
+                clients=clients,
                 config=settings,
                 config_file=load.file,
                 log_dir=log_dir,
@@ -194,11 +201,11 @@ def _check_names(settings: ClusterConfig) -> None:
 
     Settings.of(settings.balancer)
     strategy(settings.attention_client.scheduler.strategy)
-    if settings.attention_client.response_template:
+    if settings.frontend.response_template:
         # It imports transformers, which takes seconds.
-        from attention_client.serving.families.family import Family
+        from frontend.families.family import Family
 
-        Family.named(settings.attention_client.response_template)
+        Family.named(settings.frontend.response_template)
 
 
 def _run(cluster: LocalCluster, engine: str, interrupt: Interrupt, start_s: float) -> None:
@@ -212,20 +219,21 @@ def _run(cluster: LocalCluster, engine: str, interrupt: Interrupt, start_s: floa
     tls_dir = settings.security.tls_dir
     try:
         print_line(
-            f"starting {counted(cluster.servers, 'expert server')} and an attention client "
+            f"starting {counted(cluster.servers, 'expert server')} and {_engines(cluster, engine)} "
             f"for {cluster.model} ({cluster.memory}) ..."
         )
         with loading_shown(cluster) as show:
             cluster.start(start_s, interrupt, show)
         print_line(f"SERVING after {time.monotonic() - started:.1f} s")
-        name = settings.attention_client.model_names(cluster.model)[0]
+        name = settings.frontend.model_names(cluster.model)[0]
         with recorded(cluster.endpoint, str(Path(tls_dir).resolve()) if tls_dir else "", name):
             greet(
                 cluster,
                 {child.name: child.kernel for child in cluster.children.values()},
                 passes_text(engine, settings),
                 str(cluster.log_dir or _NO_LOGS),
-                "kill -9 an expert server's PID while it answers. Ctrl-C ends the cluster.",
+                "kill -9 the PID of an expert server or an attention client while it answers. "
+                "Ctrl-C ends the cluster.",
             )
             _watch(cluster, interrupt)
     except Interrupted:
@@ -237,6 +245,10 @@ def _run(cluster: LocalCluster, engine: str, interrupt: Interrupt, start_s: floa
             raise
     finally:
         cluster.stop()
+
+
+def _engines(cluster: LocalCluster, engine: str) -> str:
+    return "vLLM" if engine == "vllm" else counted(cluster.clients, "attention client")
 
 
 def _watch(cluster: LocalCluster, interrupt: Interrupt) -> None:

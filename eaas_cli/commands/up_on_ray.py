@@ -36,13 +36,14 @@ _MONITOR_PORTS = range(20_000, 32_000)
 _PROCESS_BYTES = 500 << 20
 # Room for buffers, as a part of the weights.
 _HEADROOM = 1.15
-_ROLES = ("monitor", "balancer", "expert-server", "attention-client", "vllm")
+_ROLES = ("monitor", "balancer", "expert-server", "attention-client", "frontend", "vllm")
 
 
 def up_on_ray(
     model: Path,
     servers: int,
     redundancy: int,
+    clients: int,
     engine: str,
     settings: ClusterConfig,
     config_file: Path | None,
@@ -63,7 +64,7 @@ def up_on_ray(
 
     refuse_few_servers(servers, redundancy)
     files = precheck(model, tokenizer=True)
-    need = memory_need(files, redundancy, settings.expert_server.quantization)
+    need = memory_need(files, redundancy, clients, settings.expert_server.quantization)
     started = time.monotonic()
     with connected():
         from eaas_cli.ray.actors import ControllerActor, ray_cluster
@@ -71,15 +72,15 @@ def up_on_ray(
         from eaas_cli.ray.placement import actor_options
 
         spec, nodes = _spec(
-            model.resolve(), servers, redundancy, engine, settings, config_file, need
+            model.resolve(), servers, redundancy, clients, engine, settings, config_file, need
         )
         cluster = ray_cluster(spec)
         cluster.pool.adopt()
         if cluster.pool.actors:
             raise ClusterError("this Ray cluster runs a cluster already: end it with `eaas down`")
         print_line(
-            f"starting {counted(servers, 'expert server')} and an attention client for {model} ({need}) "
-            f"on {counted(len(nodes), 'node')} of Ray ..."
+            f"starting {counted(servers, 'expert server')} and {counted(clients, 'attention client')} "
+            f"for {model} ({need}) on {counted(len(nodes), 'node')} of Ray ..."
         )
         with loading_shown(cluster) as show:
             cluster.start(settings.balancer.apply_timeout_s + _START_S, interrupt, show)
@@ -90,7 +91,7 @@ def up_on_ray(
             cluster.pool.poll(_CONTROLLER_S)
             _print_summary(cluster, nodes, time.monotonic() - started)
             tls_dir = settings.security.tls_dir
-            name = settings.attention_client.model_names(cluster.model)[0]
+            name = settings.frontend.model_names(cluster.model)[0]
             record_on_ray(cluster.endpoint, str(Path(tls_dir).resolve()) if tls_dir else "", name)
         except BaseException:
             cluster.stop()
@@ -121,6 +122,7 @@ def _spec(
     model: Path,
     servers: int,
     redundancy: int,
+    clients: int,
     engine: str,
     settings: ClusterConfig,
     config_file: Path | None,
@@ -135,20 +137,21 @@ def _spec(
     security = settings.security
     nodes = live_nodes(ray.nodes())
     loopback = refuse_open_network(nodes, bool(security.tls_dir), security.insecure)
-    client = settings.attention_client
+    frontend = settings.frontend
     if not loopback:
-        host = client.host if "host" in client.model_fields_set else nodes[0].address
-        guarded_keys(security, host, client.api_key_file)
-    if client.api_key_file:
-        path = str(Path(client.api_key_file).resolve())
-        client = client.model_copy(update={"api_key_file": path})
-        settings = settings.model_copy(update={"attention_client": client})
+        host = frontend.host if "host" in frontend.model_fields_set else nodes[0].address
+        guarded_keys(security, host, frontend.api_key_file)
+    if frontend.api_key_file:
+        path = str(Path(frontend.api_key_file).resolve())
+        frontend = frontend.model_copy(update={"api_key_file": path})
+        settings = settings.model_copy(update={"frontend": frontend})
     flags = ("--tls", str(Path(security.tls_dir).resolve())) if security.tls_dir else ()
     home = ray.get_runtime_context().get_node_id()
     spec = ClusterSpec(
         model=model,
         servers=servers,
         redundancy=redundancy,
+        clients=clients,
         engine=engine,
         config=settings,
         config_text=config_file.read_text() if config_file else None,

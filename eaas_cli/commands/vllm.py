@@ -11,14 +11,13 @@ import typer
 
 from eaas.checkpoint.source import local_directory
 from eaas.errors import ClusterError
-from eaas.launcher_pipe import LAUNCHER_VARIABLE
 from eaas_cli.commands.options import MODEL_HELP, Join, Load, with_settings
 from eaas_cli.commands.roles import Id, begin, check_early, leave, member_id, ready
 
 if TYPE_CHECKING:
-    from attention_client.observer import ClusterObserver
     from attention_client.vllm_server.process import VllmProcess
     from eaas.config import ClusterConfig
+    from eaas.control_plane.observer import ClusterObserver
     from eaas.net.tls import Identity
     from eaas.types import ModelShape
     from eaas_cli.local.interrupt import Interrupt
@@ -32,7 +31,10 @@ _MONITOR_S = 10.0
 _END_S = 6.0
 
 
-@with_settings(attention_client="host port transport api_key_file operator_page served_model_name")
+@with_settings(
+    frontend="host port api_key_file served_model_name",
+    attention_client="transport",
+)
 def vllm(
     load: Load,
     model: Annotated[
@@ -69,7 +71,7 @@ def vllm(
     contract.refuse_unsupported()
     client_id = member_id(id, "vllm")
     cluster = load()
-    loaded = cluster.attention_client
+    loaded = cluster.frontend
     own = identity(cluster.security, "attention-client")
     guarded_keys(cluster.security, loaded.host, loaded.api_key_file)
     # vLLM does not tell a port that it chose itself.
@@ -98,8 +100,8 @@ def _precheck(model: Path, join: str, tls: Identity | None) -> tuple[ClusterObse
         CheckpointError: The checkpoint cannot be served.
         ClusterError: No monitor answers, or the servers have another checkpoint.
     """
-    from attention_client.observer import ClusterObserver
     from eaas.checkpoint import Checkpoint
+    from eaas.control_plane.observer import ClusterObserver
     from eaas.membership.monitors import Monitors, ask_members
     from eaas.membership.same_checkpoint import refuse_other_checkpoint
 
@@ -130,31 +132,26 @@ def _start(
     from attention_client.vllm_server.process import VllmProcess
     from attention_client.vllm_server.settings import EndpointSettings
 
-    client, tls_dir = cluster.attention_client, cluster.security.tls_dir
+    client, served = cluster.attention_client, cluster.frontend
+    tls_dir = cluster.security.tls_dir
     tls_dir = str(Path(tls_dir).resolve()) if tls_dir else ""
     engine = EngineSettings(
         monitor=join, id=client_id, endpoint=address, tls_dir=tls_dir, client=client
     )
     endpoint = EndpointSettings(
         monitor=join,
-        host=client.host,
+        host=served.host,
         port=port,
-        model=client.model_names(model)[0],
-        chat=_has_chat_template(model),
-        api_key_file=str(Path(client.api_key_file).resolve()) if client.api_key_file else "",
-        allowed_hosts=tuple(client.allowed_hosts),
-        dashboard=client.dashboard,
-        operator_page=client.operator_page,
+        api_key_file=str(Path(served.api_key_file).resolve()) if served.api_key_file else "",
+        allowed_hosts=tuple(served.allowed_hosts),
         tls_dir=tls_dir,
     )
     on_cpu = torch.version.cuda is None and torch.version.hip is None
-    words = command.words(model, engine, client.host, port, options)
+    words = command.words(model, engine, served.model_names(model), served.host, port, options)
     environment = command.environment(
         os.environ, endpoint, options, patience_s=client.patience_s, on_cpu=on_cpu
     )
-    # The dashboard's buttons need the launcher's pipe, to know the launcher's servers.
-    launcher = os.environ.get(LAUNCHER_VARIABLE)
-    return VllmProcess(words, environment, () if launcher is None else (int(launcher),))
+    return VllmProcess(words, environment)
 
 
 def _run(
@@ -190,13 +187,4 @@ def _is_healthy(host: str, address: str) -> bool:
     try:
         return httpx.get(f"{url}/health", timeout=_ASK_S, trust_env=False).is_success
     except httpx.HTTPError:
-        return False
-
-
-def _has_chat_template(model: Path) -> bool:
-    if (model / "chat_template.jinja").is_file() or (model / "chat_template.json").is_file():
-        return True
-    try:
-        return '"chat_template"' in (model / "tokenizer_config.json").read_text()
-    except OSError:
         return False

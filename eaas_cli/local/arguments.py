@@ -18,6 +18,7 @@ __all__ = [
     "balancer_words",
     "check_endpoint_port",
     "client_words",
+    "frontend_words",
     "make_log_dir",
     "monitor_words",
     "refuse_few_servers",
@@ -67,33 +68,52 @@ def balancer_words(monitor: str, servers: int, redundancy: int) -> tuple[str, ..
     return ("balancer", "--join", monitor, *counts)
 
 
-def client_words(
-    config: ClusterConfig, name: str, monitor: str, model: Path, *, operator_page: bool
-) -> tuple[str, ...]:
-    """Arguments of the `eaas attention-client` process, which serves the HTTP endpoint."""
+def client_words(config: ClusterConfig, name: str, monitor: str, model: Path) -> tuple[str, ...]:
+    """Arguments of an `eaas attention-client` process, an engine for the frontend."""
     client = config.attention_client
-    keys = ("--api-key-file", str(Path(client.api_key_file).resolve()))
     return (
-        *("attention-client", "--id", name, "--model", str(model)),
-        *("--join", monitor, "--transport", client.transport),
-        *("--host", client.host, "--port", str(client.port)),
-        *(keys if client.api_key_file else ()),
-        *(("--operator-page",) if operator_page else ()),
-        *(word for name in client.served_model_name for word in ("--served-model-name", name)),
+        *("attention-client", "--id", name, "--model", str(model), "--join", monitor),
+        *("--transport", client.transport, "--engine-host", client.engine_host),
     )
 
 
-def vllm_words(
-    config: ClusterConfig, name: str, monitor: str, model: Path, *, operator_page: bool
+def frontend_words(
+    config: ClusterConfig,
+    name: str,
+    monitor: str,
+    model: Path,
+    *,
+    operator_page: bool,
+    page_only: bool = False,
 ) -> tuple[str, ...]:
-    """Arguments of the `eaas vllm` process, which serves the HTTP endpoint instead of `client_words`'."""
-    words = client_words(config, name, monitor, model, operator_page=operator_page)
-    return ("vllm", str(model), *_without(words[1:], "--model"))
+    """Arguments of the `eaas frontend` process, which serves the HTTP endpoint.
+
+    `page_only`: vLLM serves it, and the frontend serves the page at a free port.
+    """
+    port = 0 if page_only else config.frontend.port
+    return (
+        *("frontend", "--id", name, "--model", str(model), "--join", monitor),
+        *(("--page-only",) if page_only else ()),
+        *(("--operator-page",) if operator_page else ()),
+        *_endpoint_words(config, port),
+    )
 
 
-def _without(words: tuple[str, ...], option: str) -> tuple[str, ...]:
-    at = words.index(option)
-    return words[:at] + words[at + 2 :]
+def vllm_words(config: ClusterConfig, name: str, monitor: str, model: Path) -> tuple[str, ...]:
+    """Arguments of the `eaas vllm` process, which serves the HTTP endpoint."""
+    transport = ("--transport", config.attention_client.transport)
+    options = _endpoint_words(config, config.frontend.port)
+    return ("vllm", str(model), "--id", name, "--join", monitor, *transport, *options)
+
+
+def _endpoint_words(config: ClusterConfig, port: int) -> tuple[str, ...]:
+    frontend = config.frontend
+    keys = ("--api-key-file", str(Path(frontend.api_key_file).resolve()))
+    return (
+        *("--host", frontend.host, "--port", str(port)),
+        *(keys if frontend.api_key_file else ()),
+        *(word for name in frontend.served_model_name for word in ("--served-model-name", name)),
+    )
 
 
 def refuse_few_servers(servers: int, redundancy: int, *, on_devices: bool = False) -> None:

@@ -20,6 +20,7 @@ from eaas_cli.local.arguments import (
     balancer_words,
     check_endpoint_port,
     client_words,
+    frontend_words,
     make_log_dir,
     monitor_words,
     refuse_few_servers,
@@ -30,7 +31,16 @@ from eaas_cli.local.arguments import (
 from eaas_cli.local.by_hand import find_started_by_hand
 from eaas_cli.local.devices import refuse_shared_device
 from eaas_cli.local.fork_server import ForkServer, start_fork_server
-from eaas_cli.local.interface import BALANCER, CLIENT, MONITOR, SERVER, by_number, free_number
+from eaas_cli.local.interface import (
+    BALANCER,
+    CLIENT,
+    FRONTEND,
+    MONITOR,
+    SERVER,
+    VLLM,
+    by_number,
+    free_number,
+)
 from eaas_cli.local.interrupt import Interrupt
 from eaas_cli.local.memory import memory_need
 from eaas_cli.local.process import ChildProcess, stop_all, wait_ready
@@ -48,7 +58,7 @@ _ENDED_PIDS = 8
 
 
 class LocalCluster:
-    """Monitor, balancer, expert servers and one attention client, each a process on this machine.
+    """Monitor, balancer, expert servers, attention clients and a frontend, each a process on this machine.
 
     The kernel ends the children with this process: nothing outlives a launcher that crashes.
 
@@ -57,8 +67,8 @@ class LocalCluster:
             host, port, transport and keys; the servers' threads, kernel and quantization; security.
         config_file: All other settings; the children read the file.
         log_dir: Directory of the children's logs; None: they are not kept.
-        attention_client: Start an attention client; False if the caller is the client.
-        engine: Engine of the attention client.
+        clients: Attention clients, behind one frontend; 0 if the caller is the client.
+        engine: transformers, or vLLM, which serves the endpoint; then the frontend serves the page alone.
         operator_page: Show buttons that kill and start servers, if only this machine can connect.
         fork_server: Forks the processes, and keeps running afterwards. None: the cluster starts its own.
         devices: GPU of each server ("cuda:0"), instead of `servers`; empty: the servers compute on the CPU.
@@ -81,7 +91,7 @@ class LocalCluster:
         config: ClusterConfig | None = None,
         config_file: Path | None = None,
         log_dir: Path | None = None,
-        attention_client: bool = True,
+        clients: int = 1,
         engine: Literal["transformers", "vllm"] = "transformers",
         operator_page: bool = False,
         fork_server: ForkServer | None = None,
@@ -92,7 +102,7 @@ class LocalCluster:
         refuse_few_servers(servers, redundancy, on_devices=bool(devices))
         refuse_shared_device(self.config, servers, devices)
         self._devices = tuple(devices)
-        security, client = self.config.security, self.config.attention_client
+        security, endpoint = self.config.security, self.config.frontend
         # The launcher drains servers, which needs the role of an operator.
         self.tls = identity(security, _OPERATOR)
         if self.tls is not None:
@@ -101,22 +111,23 @@ class LocalCluster:
 
             refuse_expired(self.tls.directory)
         self.memory = memory_need(
-            precheck(model, tokenizer=attention_client),
+            precheck(model, tokenizer=clients > 0),
             redundancy,
+            clients,
             self.config.expert_server.quantization,
         )
         # The experts of GPUs take none of this machine's memory.
         on_gpus = devices or self.config.expert_server.device != "cpu"
         here = replace(self.memory, experts=0) if on_gpus else self.memory
         here.refuse_more_than(free_bytes())
-        if attention_client:
+        if clients:
             if engine == "vllm":
                 refuse_missing_vllm()
-            check_endpoint_port(client.host, client.port)
-            guarded_keys(security, client.host, client.api_key_file)
-        self._with_client = attention_client
+            check_endpoint_port(endpoint.host, endpoint.port)
+            guarded_keys(security, endpoint.host, endpoint.api_key_file)
+        self.clients = clients
         self._engine = engine
-        self._operator_page = operator_page and only_here(client.host)
+        self._operator_page = operator_page and only_here(endpoint.host)
         self._fork_server = fork_server
         self._owns_fork_server = fork_server is None
         self.model = model.resolve()
@@ -136,7 +147,7 @@ class LocalCluster:
         # The latest process of each name.
         self._latest: dict[str, ChildProcess] = {}
         self.monitor_address = ""
-        self.endpoint = ""
+        self.endpoint = self.page = ""
 
     # -- start and stop -------------------------------------------------------------------------------
 
@@ -172,20 +183,12 @@ class LocalCluster:
             others = [self._spawn(BALANCER, *words)]
             wait_ready([self.fork_server], deadline - time.monotonic(), interrupt)
             others += [self._spawn_server(i) for i in range(self.servers)]
-            if self._with_client:
-                client_arguments = vllm_words if self._engine == "vllm" else client_words
-                words = client_arguments(
-                    self.config, CLIENT, address, self.model, operator_page=self._operator_page
-                )
-                others.append(self._spawn(CLIENT, *words))
+            others += self._spawn_endpoint(address)
             wait_ready(
                 others, deadline - time.monotonic(), interrupt, needed=[monitor], on_wait=on_wait
             )
-            if self._with_client:
-                client = self.children[CLIENT]
-                assert client.address is not None
-                self.endpoint = client.address
-                client.arguments = keep_port(client.arguments, client.address)
+            self.page = self._fixed_url(FRONTEND)
+            self.endpoint = self._fixed_url(VLLM) or self.page
         except BaseException:
             self.stop()
             raise
@@ -193,18 +196,15 @@ class LocalCluster:
     def stop(self) -> None:
         """End every process of the cluster, adopted ones too: SIGTERM, then SIGKILL. Idempotent.
 
-        The attention client is first, so that running requests can end; the monitor is last.
+        The endpoint is first, so that running requests can end; the monitor is last.
         """
-        # The client ends first, because the requests that it finishes need the experts. The monitor is last,
-        # because it stops the members that this launcher did not start.
+        # The requests that the endpoint finishes need clients and experts. The monitor is last, because it
+        # stops the members that this launcher did not start.
         self.find_started_by_hand()
-        clients = [c for c in self.children.values() if c.name == CLIENT]
-        if self._engine == "vllm":
-            stop_all(clients, grace_s=_VLLM_END_S)
-        else:
-            # A second signal: no wait for running requests.
-            stop_all(clients, at_once=True)
-        others = [c for c in self.children.values() if c.name not in (CLIENT, MONITOR)]
+        stop_all((c for c in self.children.values() if c.name == VLLM), grace_s=_VLLM_END_S)
+        # A second signal: no wait for running requests.
+        stop_all((c for c in self.children.values() if c.name == FRONTEND), at_once=True)
+        others = [c for c in self.children.values() if c.name not in (FRONTEND, VLLM, MONITOR)]
         stop_all(others, at_once=True)
         stop_all(c for c in self.children.values() if c.name == MONITOR)
         server_records.prune()
@@ -263,7 +263,7 @@ class LocalCluster:
         """Start or restart the fork server, which forks all later processes; does not wait for it."""
         if self._fork_server is not None:
             self._fork_server.reap(_END_S)
-        embedded = self._with_client and self._engine == "transformers"
+        embedded = self.clients > 0 and self._engine == "transformers"
         self._fork_server = start_fork_server(with_client=embedded)
         self._owns_fork_server = True
 
@@ -314,8 +314,10 @@ class LocalCluster:
         if self._fork_server is not None and not self._fork_server.running:
             self.start_fork_server()
         forks = self._fork_server
-        if forks is not None and forks.address is None and name in (MONITOR, BALANCER):
-            # They need nothing of what takes the fork server so long to import.
+        if forks is not None and (
+            name == FRONTEND or (forks.address is None and name in (MONITOR, BALANCER))
+        ):
+            # They need nothing of what takes the fork server so long to import, and a frontend would keep it.
             forks = None
         child = ChildProcess(
             name, arguments, self.log_dir, module, fork_server=forks, ended_pids=ended
@@ -326,6 +328,37 @@ class LocalCluster:
     def _add(self, child: ChildProcess) -> None:
         self.children[child.name] = self._latest[child.name] = child
         self.births[child.pid] = server_records.started_at(child.pid)
+
+    def _spawn_endpoint(self, monitor: str) -> list[ChildProcess]:
+        """Start the frontend, and its attention clients or vLLM; none if the caller is the client."""
+        if not self.clients:
+            return []
+        config, by_vllm = self.config, self._engine == "vllm"
+        started = []
+        if config.frontend.dashboard or not by_vllm:
+            words = frontend_words(
+                config,
+                FRONTEND,
+                monitor,
+                self.model,
+                operator_page=self._operator_page,
+                page_only=by_vllm,
+            )
+            started.append(self._spawn(FRONTEND, *words))
+        if by_vllm:
+            return [*started, self._spawn(VLLM, *vllm_words(config, VLLM, monitor, self.model))]
+        for name in [f"{CLIENT}{number}" for number in range(self.clients)]:
+            started.append(self._spawn(name, *client_words(config, name, monitor, self.model)))
+        return started
+
+    def _fixed_url(self, name: str) -> str:
+        """Return the URL of a child that serves HTTP, whose next processes keep it; empty: no such child."""
+        child = self.children.get(name)
+        if child is None:
+            return ""
+        assert child.address is not None
+        child.arguments = keep_port(child.arguments, child.address)
+        return child.address
 
     def _spawn_server(self, index: int, *, model: bool = True) -> ChildProcess:
         name = f"{SERVER}{index}"

@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 __all__ = [
     "BALANCER",
     "CLIENT",
+    "FRONTEND",
     "MONITOR",
     "SERVER",
+    "VLLM",
     "LaunchedCluster",
     "ServerProcess",
     "by_number",
@@ -23,9 +25,9 @@ __all__ = [
 ]
 
 # Names of the processes that are one each.
-BALANCER, CLIENT, MONITOR = "balancer", "attention-client", "monitor"
-SERVER = "expert-server-"
-"""A server's name without its number."""
+BALANCER, FRONTEND, MONITOR, VLLM = "balancer", "frontend", "monitor", "vllm"
+CLIENT, SERVER = "attention-client-", "expert-server-"
+"""Names of clients and servers without their numbers."""
 
 
 class ServerProcess(Protocol):
@@ -93,6 +95,10 @@ class LaunchedCluster(Protocol):
     @property
     def endpoint(self) -> str:
         """URL of the HTTP endpoint; empty until it serves."""
+
+    @property
+    def page(self) -> str:
+        """URL of the frontend, which has the page: the endpoint, or with vLLM another; empty: none serves."""
 
     def balancer_address(self) -> str | None:
         """Return host:port of the cluster's own balancer; None while it has none."""

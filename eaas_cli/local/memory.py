@@ -27,7 +27,7 @@ class MemoryNeed:
     Attributes:
         experts: Bytes of one replica of every routed expert.
         replicas: Replicas of each expert.
-        others: Bytes of the other weights, in the attention client.
+        others: Bytes of the other weights, in all attention clients.
         smaller: Further values of --quantization, and the part of `experts` that each takes.
     """
 
@@ -78,18 +78,22 @@ class MemoryNeed:
         )
 
 
-def memory_need(files: CheckpointFiles, replicas: int, quantization: str) -> MemoryNeed:
+def memory_need(
+    files: CheckpointFiles, replicas: int, clients: int, quantization: str
+) -> MemoryNeed:
     """Add up the weights by the names of their tensors; of an unusual model all count as other weights.
 
     Args:
         files: Files of the checkpoint.
         replicas: Replicas of each expert in the cluster.
+        clients: Attention clients; the caller's own counts, too.
         quantization: `expert_server.quantization`.
     """
     experts = {n: entry for n, entry in files.tensors.items() if ".experts." in f".{n}."}
     # Codes and scales of a quantised checkpoint's experts stay as they are.
     stored = sum(e.nbytes if files.matrices else _computed(e, files) for e in experts.values())
     others = sum(_computed(e, files) for name, e in files.tensors.items() if name not in experts)
+    others *= max(1, clients)
     weights = sum(math.prod(entry.shape) for entry in experts.values())
     now = int(weights * _BYTES[quantization]) if quantization in _BYTES else stored
     # A checkpoint that is quantised already stays as it is.

@@ -52,10 +52,11 @@ def role_environment(command: str) -> dict[str, str]:
     """Select this process's settings (`EAAS_...` variables) of the role that a command runs."""
     from eaas.config.explanations import BETWEEN, variable
 
-    # vLLM is an attention client, with that role's settings.
-    role = {"vllm": "attention_client"}.get(command, command.replace("-", "_"))
+    role = command.replace("-", "_")
+    # vLLM is an attention client and its own frontend.
+    roles = ("attention_client", "frontend") if role == "vllm" else (role,)
     # `security` is left out, because its settings are options and keys must not be printed.
-    sections = {variable(role), variable("telemetry")}
+    sections = {variable("telemetry"), *map(variable, roles)}
     if role == "balancer":  # Live knobs hold the autoscaler's latency target.
         sections.add(variable("autoscaler"))
     return {n: v for n, v in os.environ.items() if n.upper().partition(BETWEEN)[0] in sections}

@@ -1,12 +1,14 @@
-"""Supervision of a serving cluster: the launcher restarts the attention client and the fork server."""
+"""Supervision of a serving cluster: the launcher restarts frontend, attention clients and fork server."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from eaas.errors import ClusterError, EaasError
+from eaas_cli.local.interface import CLIENT, FRONTEND, MONITOR, VLLM
 from eaas_cli.local.process import how_it_ended
 from eaas_cli.local.restart import Restarts, restart_line
 
@@ -22,7 +24,7 @@ _MOST_FAILURES = 5
 class Supervisor:
     """Restarts a serving cluster's processes and reports their ends. Not thread-safe.
 
-    It restarts the attention client (the endpoint) and the fork server. It does not restart expert servers,
+    It restarts the frontend, the attention clients and the fork server. It does not restart expert servers,
     monitor and balancer: serving continues without them, and a person starts them with the printed command.
     """
 
@@ -30,13 +32,17 @@ class Supervisor:
         self._cluster = cluster
         # Pids whose end `step` has reported.
         self._reported: set[int] = set()
-        self._client = _Restarted(
-            lambda: cluster.children["attention-client"],
-            lambda: cluster.start_again("attention-client"),
-            "its running requests are lost",
-            _MOST_FAILURES,
-            clock,
-        )
+        self._restarted = [
+            _Restarted(
+                partial(cluster.children.__getitem__, name),
+                partial(cluster.start_again, name),
+                _cost(name),
+                _MOST_FAILURES,
+                clock,
+            )
+            for name in cluster.children
+            if _is_restarted(name)
+        ]
         self._fork_server = _Restarted(
             lambda: cluster.fork_server,
             cluster.start_fork_server,
@@ -50,7 +56,7 @@ class Supervisor:
 
         `eaas up` calls it again and again until a signal.
 
-        Raises ClusterError: the attention client ends again and again.
+        Raises ClusterError: the frontend or an attention client ends again and again.
         """
         lines = [
             f"{child.name} (pid {child.pid}) was started by hand; it ends with this cluster"
@@ -58,22 +64,23 @@ class Supervisor:
         ]
         lines += self._fork_server.step()
         if self.can_start:
-            # The attention client cannot register without a monitor.
-            monitor = self._cluster.children["monitor"]
-            lines += self._client.step("" if monitor.running else "the monitor")
+            # None of them can register without a monitor.
+            monitor = self._cluster.children[MONITOR]
+            for each in self._restarted:
+                lines += each.step("" if monitor.running else "the monitor")
         return lines + self._ends()
 
     @property
     def can_start(self) -> bool:
-        """Whether the fork server is ready to start a process; else scaling and the client's restart wait."""
+        """Whether the fork server is ready to start a process; else scaling and restarts wait."""
         return self._fork_server.serves
 
     def _ends(self) -> list[str]:
-        """Lines on ended processes, except the client, once each: it left, or how to start it again."""
+        """Lines on ended processes that it does not restart, once each: it left, or how to start it again."""
         ended = [
             child
             for child in self._cluster.ended()
-            if child.pid not in self._reported and child is not self._client.process
+            if child.pid not in self._reported and not _is_restarted(child.name)
         ]
         self._reported.update(child.pid for child in ended)
         return [
@@ -85,8 +92,18 @@ class Supervisor:
         ]
 
 
+def _is_restarted(name: str) -> bool:
+    return name in (FRONTEND, VLLM) or name.startswith(CLIENT)
+
+
+def _cost(name: str) -> str:
+    if name.startswith(CLIENT):
+        return "its requests go on with another one, or once it serves again"
+    return "its running requests are lost"
+
+
 class _Restarted:
-    """A process that the launcher restarts when it ends: the attention client or the fork server.
+    """A process that the launcher restarts when it ends.
 
     Args:
         process: Returns the current process.

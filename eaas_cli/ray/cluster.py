@@ -10,8 +10,23 @@ from typing import TYPE_CHECKING
 from eaas.config import ClusterConfig
 from eaas.errors import ClusterError
 from eaas.net.listen_policy import identity
-from eaas_cli.local.arguments import balancer_words, client_words, server_words, vllm_words
-from eaas_cli.local.interface import BALANCER, CLIENT, MONITOR, SERVER, by_number, free_number
+from eaas_cli.local.arguments import (
+    balancer_words,
+    client_words,
+    frontend_words,
+    server_words,
+    vllm_words,
+)
+from eaas_cli.local.interface import (
+    BALANCER,
+    CLIENT,
+    FRONTEND,
+    MONITOR,
+    SERVER,
+    VLLM,
+    by_number,
+    free_number,
+)
 from eaas_cli.ray.placement import Node, actor_options, least_loaded, monitor_places
 from eaas_cli.ray.pool import GRACE_S
 from eaas_cli.ray.role import RoleSpec
@@ -38,7 +53,8 @@ class ClusterSpec:
         model: Directory of the checkpoint, on every node that has it.
         servers: Expert servers at the start.
         redundancy: Servers that hold each expert.
-        engine: Engine of the attention client.
+        clients: Attention clients.
+        engine: transformers or vllm.
         config: Settings; the roles also read `config_text`.
         config_text: Text of `cluster.yaml`; None if there is none.
         flags: Options of every role on certificates.
@@ -53,6 +69,7 @@ class ClusterSpec:
     model: Path
     servers: int
     redundancy: int
+    clients: int
     engine: str
     config: ClusterConfig
     config_text: str | None
@@ -103,7 +120,16 @@ class RayCluster:
     @property
     def endpoint(self) -> str:
         """URL of the HTTP endpoint; empty while it does not serve."""
-        return self._address_of(CLIENT) or ""
+        return self._address_of(VLLM) or "" if self._by_vllm else self.page
+
+    @property
+    def page(self) -> str:
+        """URL of the frontend, which has the page; empty while it does not serve."""
+        return self._address_of(FRONTEND) or ""
+
+    @property
+    def _by_vllm(self) -> bool:
+        return self.spec.engine == "vllm"
 
     def balancer_address(self) -> str | None:
         """Return host:port of the balancer; None while it does not serve."""
@@ -132,9 +158,13 @@ class RayCluster:
         try:
             self.create_monitor()
             self._wait([MONITOR], min(deadline, time.monotonic() + _MONITOR_S), interrupt, on_wait)
-            self.create_client()
-            self.create_balancer()
-            names = [MONITOR, CLIENT, BALANCER]
+            names = [MONITOR, BALANCER]
+            if self.config.frontend.dashboard or not self._by_vllm:
+                names.append(FRONTEND)
+            clients = [f"{CLIENT}{number}" for number in range(self.spec.clients)]
+            names += [VLLM] if self._by_vllm else clients
+            for name in names[1:]:
+                self.recreate(name)
             for _ in range(self.spec.servers):
                 names.append(self.add_server().name)
             self._wait(names, deadline, interrupt, on_wait)
@@ -203,21 +233,28 @@ class RayCluster:
         options = actor_options(self.spec.resources["control"], head)
         self._create(BALANCER, (*words, "--host", "{host}"), options)
 
-    def create_client(self) -> None:
-        """Create the attention client's actor, on the node of `eaas up` if that has room."""
-        client = self.config.attention_client
-        given = client.host if "host" in client.model_fields_set else "{host}"
-        words = (vllm_words if self.spec.engine == "vllm" else client_words)(
-            self.config.model_copy(
-                update={"attention_client": client.model_copy(update={"host": given})}
-            ),
-            CLIENT,
-            self.monitor_address,
-            self.spec.model,
-            operator_page=False,
+    def create_endpoint(self, name: str) -> None:
+        """Create the actor of the frontend, or of vLLM, on the node of `eaas up` if that has room."""
+        endpoint = self.config.frontend
+        given = endpoint.host if "host" in endpoint.model_fields_set else "{host}"
+        config = self.config.model_copy(
+            update={"frontend": endpoint.model_copy(update={"host": given})}
         )
+        at, model = self.monitor_address, self.spec.model
+        if name == VLLM:
+            words, kind = vllm_words(config, name, at, model), "attention_client"
+        else:
+            options = {"operator_page": False, "page_only": self._by_vllm}
+            words, kind = frontend_words(config, name, at, model, **options), "control"
+        self._create(name, words, actor_options(self.spec.resources[kind], [self.spec.home]))
+
+    def create_client(self, name: str) -> None:
+        """Create the actor of an attention client, on the node of `eaas up` if that has room."""
+        client = self.config.attention_client.model_copy(update={"engine_host": "{host}"})
+        config = self.config.model_copy(update={"attention_client": client})
+        words = client_words(config, name, self.monitor_address, self.spec.model)
         options = actor_options(self.spec.resources["attention_client"], [self.spec.home])
-        self._create(CLIENT, words, options)
+        self._create(name, words, options)
 
     def create_server(self, name: str) -> Actor:
         """Create the actor of an expert server, on the node with the fewest if that has room."""
@@ -250,8 +287,10 @@ class RayCluster:
             self.create_monitor()
         elif name == BALANCER:
             self.create_balancer()
-        elif name == CLIENT:
-            self.create_client()
+        elif name in (FRONTEND, VLLM):
+            self.create_endpoint(name)
+        elif name.startswith(CLIENT):
+            self.create_client(name)
         else:
             self.create_server(name)
 
@@ -297,6 +336,6 @@ def stop_all_roles(pool: ActorPool) -> None:
     """End every role of a cluster, then its actor; the endpoint first and the monitor last. Idempotent."""
     pool.poll(GRACE_S)
     pool.kill(CONTROLLER)
-    pool.stop([CLIENT])
+    pool.stop([name for name in (FRONTEND, VLLM) if name in pool.actors])
     pool.stop([name for name in pool.actors if name != MONITOR])
     pool.stop([MONITOR])

@@ -12,8 +12,8 @@ from typing import Any
 import regex
 from transformers.utils.chat_parsing.content_parsers import process_field
 
-from attention_client.serving.families.markup import Markup
-from attention_client.serving.families.reader import Call, Reasoning
+from frontend.families.markup import Markup
+from frontend.families.reader import Call, Reasoning
 
 __all__ = ["Alignment", "joined"]
 

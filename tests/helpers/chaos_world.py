@@ -96,7 +96,7 @@ class FaultyCluster(LocalCluster):
         namespaces: dict[str, Namespace] | None = None,
         **more: Any,
     ) -> None:
-        super().__init__(model, attention_client=False, **more)
+        super().__init__(model, clients=0, **more)
         self.proxies: dict[str, Proxy] = {}
         self._options, self._ports, self._proxied = options, ports or {}, proxied
         self._namespaces = namespaces or {}

@@ -7,9 +7,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from attention_client.serving.prompts.bodies import ChatRequest
-from attention_client.serving.prompts.reader import ModelLimits, PromptReader
 from byte_tokenizer import byte_tokenizer
+from frontend.prompts.bodies import ChatRequest
+from frontend.prompts.reader import ModelLimits, PromptReader
 
 __all__ = ["TEMPLATES", "assistant", "call", "prompt", "result", "template"]
 

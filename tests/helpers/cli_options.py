@@ -9,9 +9,9 @@ __all__ = ["OPTIONS"]
 
 # COMMAND: OPTION=DEFAULT as JSON (a string without quotes, unless it would be a number); no default: None.
 _TEXT = """\
-up: directory --model --on=local --servers --devices --redundancy=2 --engine=transformers --transport --host
-    --port --kernel --quantization --served-model-name --api-key-file --tls --insecure=false --config
-    --log-dir
+up: directory --model --on=local --servers --devices --redundancy=2 --clients=1 --engine=transformers
+    --transport --host --port --kernel --quantization --served-model-name --api-key-file --tls
+    --insecure=false --config --log-dir
 down: --on --endpoint
 status: --endpoint=URL --api-key-file --tls --json=false
 top: --endpoint=URL --once=false --api-key-file --tls --json=false
@@ -50,10 +50,12 @@ trace compare: source --policy --servers="64" --interval=256,1024 --slots --plan
     --json=false
 expert-server: --model --join --id --host --port --threads --core --device --kernel --quantization
     --slots --slot-tokens --tls --insecure=false --config
-attention-client: --model --join --id --host --port --transport --threads --api-key-file
-    --operator-page --served-model-name --tls --insecure=false --config
-vllm: model options --join --id --host --port --transport --api-key-file --operator-page
+attention-client: --model --join --id --engine-host --engine-port --metrics-port --transport --threads
+    --tls --insecure=false --config
+frontend: --model --join --id --page-only=false --host --port --api-key-file --operator-page
     --served-model-name --tls --insecure=false --config
+vllm: model options --join --id --host --port --transport --api-key-file --served-model-name --tls
+    --insecure=false --config
 monitor: --host --port --stop-members-on-exit --store --data-dir --zookeeper-hosts --tls
     --insecure=false --config
 balancer: --join --servers --redundancy --host --port --tls --insecure=false --config

@@ -16,8 +16,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from attention_client.serving.dashboard.mount import Dashboard
-from attention_client.serving.dashboard.operator import Operator
 from benchmarks.harness.worker import commands_from
 from eaas.cluster_snapshot import ClusterSnapshot
 from eaas.cluster_snapshot.counters import Counters, Rates
@@ -25,6 +23,8 @@ from eaas.cluster_snapshot.loading import Loading
 from eaas.cluster_snapshot.model import Decision, Event, Load, MemberSnapshot, Point, Source
 from eaas.launcher_pipe import announce, bind_to_launcher
 from eaas.types import Member, MemberState, Placement, Role
+from frontend.dashboard.mount import Dashboard
+from frontend.dashboard.operator import Operator
 
 PERIOD_S = 0.3  # tests wait for the next poll
 _STATES = (MemberState.SERVING, MemberState.JOINING, MemberState.DRAINING, MemberState.SUSPECT)
@@ -100,6 +100,18 @@ def _with_states(shown: ClusterSnapshot, *states: MemberState) -> ClusterSnapsho
     return replace(shown, members=(*others, *changed))
 
 
+def _with_engines(shown: ClusterSnapshot) -> ClusterSnapshot:
+    """Add a frontend and two attention clients, one of which died and lost its requests."""
+    engines = (
+        replace(_member(name, Role.ATTENTION_CLIENT, state), engine_address="10.0.0.2:50061")
+        for name, state in (("attention-client-0", _SERVING), ("attention-client-1", _DEAD))
+    )
+    added = (*engines, _member("frontend", Role.FRONTEND))
+    members = (*shown.members, *(MemberSnapshot(member, 0.2) for member in added))
+    counters = Counters(running=2, migrations={"lost": 2.0, "draining": 1.0})
+    return replace(shown, members=members, counters=counters)
+
+
 def _idle(shown: ClusterSnapshot) -> ClusterSnapshot:
     """Leave out what servers have computed and the balancer has decided."""
     assert shown.load is not None
@@ -148,6 +160,7 @@ SCENES: dict[str, Callable[[], ClusterSnapshot]] = {
     "large": lambda: cluster(64, 60, 256, seed=time.monotonic_ns()),
     "monitor": lambda: _unreachable("monitor"),
     "states": lambda: _with_states(cluster(5, 4, 16), *_STATES, _DEAD),
+    "engines": lambda: _with_engines(cluster(3, 4, 16)),
     "empty": lambda: ClusterSnapshot(at=time.monotonic()),
     "idle": lambda: _idle(cluster(3, 4, 16)),
     "killed": lambda: _with_states(cluster(3, 4, 16), _SERVING, _DEAD, _SERVING),

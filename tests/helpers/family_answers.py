@@ -11,17 +11,17 @@ from typing import Any
 
 from tokenizers import AddedToken
 
-from attention_client.serving.families.family import Family
-from attention_client.serving.families.markup import Markup
-from attention_client.serving.families.reader import AnswerReader, Call, Reasoning
-from attention_client.serving.requests.text import Detokenizer
 from byte_tokenizer import byte_tokenizer
+from frontend.families.family import Family
+from frontend.families.markup import Markup
+from frontend.families.reader import AnswerReader, Call, Reasoning
+from frontend.requests.text import Detokenizer
 
 __all__ = ["FAMILIES", "family_tokenizer", "markup_texts", "merged", "pieces_of"]
 
 FAMILIES: dict[str, dict[str, Any]] = {
     file.name.removesuffix(".json"): json.loads(file.read_text(encoding="utf-8"))
-    for file in files("attention_client.serving.families").iterdir()
+    for file in files("frontend.families").iterdir()
     if file.name.endswith(".json")
 }
 _TOKENS = re.compile(

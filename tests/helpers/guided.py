@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from attention_client.generation.sampling import Chooser, choose_tokens
-from attention_client.serving.grammars import Part, Source
-from attention_client.serving.grammars.compiler import GrammarCompiler, Literal
 from eaas.generation.grammar import Grammar
 from eaas.generation.sampling import Sampling
 from eaas.generation.work import Work
+from frontend.grammars import Part, Source
+from frontend.grammars.compiler import GrammarCompiler, Literal
 
 __all__ = ["compiled", "part", "random_answer"]
 
@@ -25,7 +25,7 @@ def part(kind: Any, text: str) -> Callable[[Literal], Source]:
 def compiled(
     compiler: GrammarCompiler, build: Callable[[Literal], Source], field: str = "f"
 ) -> Grammar:
-    return Grammar(asyncio.run(compiler.compile(field, build)), compiler.end_tokens, field)
+    return asyncio.run(compiler.compile(field, build))
 
 
 def random_answer(

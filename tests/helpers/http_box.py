@@ -17,6 +17,8 @@ from typing import Any
 import httpx
 import openai
 import torch
+from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -27,13 +29,19 @@ from transformers import (
 )
 
 from attention_client.generation.sizes import EngineSizes
-from attention_client.serving.access import Access
-from attention_client.serving.app import build_app
-from attention_client.serving.limits import ServeLimits
-from attention_client.serving.network.server import HttpServer, bind
+from attention_client.telemetry.tracing import LayerTraces
 from byte_tokenizer import byte_tokenizer
 from decoding import greedy
+from eaas.config import SchedulerConfig
+from eaas.net.listen import bind
+from eaas_cli.bench.baseline import local_engine
 from eaas_cli.demo_model import write_demo_model
+from frontend.access import Access
+from frontend.app import build_app
+from frontend.limits import ServeLimits
+from frontend.model_files import ModelFiles
+from frontend.network.server import HttpServer
+from frontend.tracing import RequestTraces
 
 VOCABULARY = 260
 END = 257
@@ -112,6 +120,25 @@ def tiny_model(kind: str = "qwen3_moe") -> Any:
     return model
 
 
+def app_over(
+    model: Any,
+    tokenizer: Any,
+    *,
+    sizes: EngineSizes = SIZES,
+    scheduling: SchedulerConfig | None = None,
+    layer_traces: LayerTraces | None = None,
+    registry: CollectorRegistry | None = None,
+    **options: Any,
+) -> Starlette:
+    """The endpoint's application over an engine in this process."""
+    registry = registry or CollectorRegistry()
+    files = ModelFiles(tokenizer, model.config, model.generation_config)
+    engine = local_engine(model, sizes, registry, scheduling)
+    if layer_traces is not None:
+        layer_traces.watch(engine.traced)
+    return build_app(engine, files, registry=registry, **options)
+
+
 class Box:
     """A server over a tiny model whose experts can fail, break or be slow."""
 
@@ -121,7 +148,7 @@ class Box:
         sizes: EngineSizes = SIZES,
         limits: ServeLimits = LIMITS,
         keys: Any = None,
-        traces: Any = None,
+        tracing: Any = None,
         dashboard: Any = None,
         generation: Mapping[str, Any] | None = None,
         hosts: Any = None,
@@ -136,12 +163,12 @@ class Box:
         self.slow_s = 0.0
         self.good = (True, "")
         self.forwards = 0
-        self.traces = traces
+        self.traces = LayerTraces(tracing) if tracing is not None else None
         self.model.model.layers[-1].mlp.register_forward_pre_hook(self._experts)
         # Before build_app, which may change the model's attention.
         self.expected = {prompt: self._greedy(prompt) for prompt in ("Hello", "abc", "zz top")}
         self.model.generation_config.update(**(generation or {}))
-        self.app = build_app(
+        self.app = app_over(
             self.model,
             self.tokenizer,
             names=["tiny", "/models/tiny"],
@@ -151,7 +178,8 @@ class Box:
             limits=limits,
             access=Access(keys, hosts),
             origins=origins,
-            traces=traces,
+            traces=RequestTraces(tracing) if tracing is not None else None,
+            layer_traces=self.traces,
             dashboard=dashboard,
         )
         self.server = HttpServer(self.app, bind("127.0.0.1", 0), limits)
@@ -203,7 +231,7 @@ def demo_endpoint(path: Path, arch: str, name: str) -> Iterator[tuple[str, Any]]
     """Serve a small demo model of an architecture; yield the URL and the tokenizer."""
     write_demo_model(path, arch, layers=2, hidden=32, experts=4, top_k=2)
     tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-    app = build_app(
+    app = app_over(
         AutoModelForCausalLM.from_pretrained(path, local_files_only=True).eval(),
         tokenizer,
         names=[name],

@@ -12,15 +12,15 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 from tokenizers import AddedToken
 
-from attention_client.serving.families.family import Family
-from attention_client.serving.families.markup import Markup
-from attention_client.serving.metrics import ServeMetrics
-from attention_client.serving.prompts.bodies import ChatRequest
-from attention_client.serving.requests.completions import ChatHandler
-from attention_client.serving.requests.generation import Answer, Generation
 from eaas.generation.sampling import GREEDY
 from eaas.generation.work import Delivery, Work
 from family_answers import markup_texts
+from frontend.families.family import Family
+from frontend.families.markup import Markup
+from frontend.metrics import ServeMetrics
+from frontend.prompts.bodies import ChatRequest
+from frontend.requests.completions import ChatHandler
+from frontend.requests.generation import Answer, Generation
 
 __all__ = ["PieceTokenizer", "family_pieces", "read"]
 

@@ -55,7 +55,7 @@ class RayHosts:
             "EAAS_ATTENTION_CLIENT__COMPILE": "false",
             "EAAS_ATTENTION_CLIENT__CACHE_BLOCKS": "256",
             "EAAS_ATTENTION_CLIENT__THREADS": "1",
-            "EAAS_ATTENTION_CLIENT__DASHBOARD": "false",
+            "EAAS_FRONTEND__DASHBOARD": "false",
             # A host that is gone does not come back here.
             "EAAS_BALANCER__DEAD_GRACE_S": "10",
             "OMP_NUM_THREADS": "1",

@@ -19,7 +19,9 @@ RULES = {rule["alert"]: rule for rule in yaml.safe_load(FILE.read_text())["group
 needs_promtool = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
 ENDPOINT = 'job="eaas",instance="here:8000"'
+ENGINE = 'job="eaas-attention-client",instance="there:7005"'
 UP = {f"up{{{ENDPOINT}}}": "1x400"}
+ENGINE_UP = {f"up{{{ENGINE}}}": "1x400"}
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,17 @@ def failed(values: str) -> dict[str, str]:
     return {f"eaas_layer_calls_failed_total{{{ENDPOINT}}}": values}
 
 
+def moved(reason: str, values: str) -> dict[str, str]:
+    return {f'eaas_frontend_migrations_total{{reason="{reason}",{ENDPOINT}}}': values}
+
+
+def pauses(within_5_s: str, all_of_them: str) -> dict[str, str]:
+    return {
+        f'eaas_frontend_pause_seconds_bucket{{le="5.0",{ENDPOINT}}}': within_5_s,
+        f"eaas_frontend_pause_seconds_count{{{ENDPOINT}}}": all_of_them,
+    }
+
+
 CASES = [
     Case("EaasExpertUncovered", uncovered("0 0 4x100"), "20s", True),
     Case("EaasExpertUncovered", uncovered("0 0 4x100"), "10s", False),  # Not for 5 s yet.
@@ -95,6 +108,27 @@ CASES = [
     Case("EaasEndpointDown", {'up{job="eaas-balancer"}': "1x100"}, "2m", True, {"job": "eaas"}),
     Case("EaasEndpointDown", {f"up{{{ENDPOINT}}}": "1x10 0x100"}, "1m", False),
     Case("EaasEndpointDown", UP | {'up{job="other"}': "0x400"}, "5m", False),
+    Case(
+        "EaasEngineDown",
+        {f"up{{{ENGINE}}}": "1x10 0x100"},
+        "2m",
+        True,
+        {"job": "eaas-attention-client", "instance": "there:7005"},
+    ),
+    Case(
+        "EaasEngineDown",
+        UP | {f"eaas_passes_compiled{{{ENDPOINT}}}": "0x100"},
+        "2m",
+        True,
+        {"job": "eaas-attention-client"},
+    ),
+    Case("EaasEngineDown", UP, "2m", False),  # vLLM serves.
+    Case("EaasEngineDown", {f"up{{{ENGINE}}}": "1x10 0x100"}, "1m", False),
+    Case("EaasRequestsMove", moved("lost", "0+1x400"), "20m", True),
+    Case("EaasRequestsMove", moved("lost", "0x60 3x300"), "20m", False),  # Once.
+    Case("EaasRequestsMove", moved("draining", "0+1x400"), "20m", False),
+    Case("EaasRequestsPause", pauses("0+1x100", "0+1x50 52+1x50"), "6m", True),
+    Case("EaasRequestsPause", pauses("0+1x400", "0+1x400"), "20m", False),
     Case("EaasServerDead", servers("1x10 0x100"), "65s", True, {"server": "b"}),
     Case("EaasServerDead", servers("1x10 0x10 1x100"), "3m", False),
     Case("EaasServerDead", servers("1x10 0x10 _x100"), "10m", False),  # Replaced by others.
@@ -114,7 +148,7 @@ def judge(rules: Path, cases: list[Case]) -> subprocess.CompletedProcess[str]:
     """Run promtool over the rules and cases; it names the cases that fail."""
     tests = []
     for case in cases:
-        up = {} if "Endpoint" in case.alert else UP
+        up = {} if case.alert.endswith("Down") else UP | ENGINE_UP
         labels = {"severity": RULES[case.alert]["labels"]["severity"], **(case.labels or {})}
         expected = [{"exp_labels": labels}] if case.fires else []
         series = [{"series": name, "values": v} for name, v in (case.series | up).items()]

@@ -11,7 +11,13 @@ from typing import Any
 import pytest
 import yaml
 
-from eaas.config import AttentionClientConfig, BalancerConfig, ExpertServerConfig, load_config
+from eaas.config import (
+    AttentionClientConfig,
+    BalancerConfig,
+    ExpertServerConfig,
+    FrontendConfig,
+    load_config,
+)
 
 KUBERNETES = Path(__file__).parents[3] / "deploy" / "kubernetes"
 VERSION = "1.37"
@@ -96,12 +102,14 @@ def test_commands_are_those_of_the_program(workload: dict[str, Any]) -> None:
         assert set(options) <= known
         ports = {port["name"]: port["containerPort"] for port in container["ports"]}
         health = ports.pop("health", None)
+        ports.pop("metrics", None)
         for probe, path in (("startup", "/live"), ("readiness", "/health"), ("liveness", "/live")):
             asked = container[f"{probe}Probe"]["httpGet"]
             assert asked == {"path": path, "port": "http" if health is None else "health"}
-        (port,) = ports.values()
+        ((name, port),) = ports.items()
         words = " ".join(arguments).replace("=", " ").split()
-        assert words[words.index("--port") + 1] == str(port)
+        option = "--engine-port" if name == "engine" else "--port"
+        assert words[words.index(option) + 1] == str(port)
 
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=name_of)
@@ -113,8 +121,8 @@ def test_variables_are_settings(workload: dict[str, Any], monkeypatch: pytest.Mo
     settings = load_config()
     section = getattr(settings, workload["metadata"]["name"].replace("-", "_"))
     for port in container["ports"]:
-        if port["name"] == "health":
-            assert section.health_port == port["containerPort"]
+        if port["name"] in ("health", "metrics"):
+            assert getattr(section, f"{port['name']}_port") == port["containerPort"]
 
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=name_of)
@@ -136,7 +144,7 @@ def test_every_role_has_its_own_certificate(workload: dict[str, Any]) -> None:
 
 
 def test_the_endpoint_asks_for_a_key() -> None:
-    (workload,) = [w for w in WORKLOADS if w["metadata"]["name"] == "attention-client"]
+    (workload,) = [w for w in WORKLOADS if w["metadata"]["name"] == "frontend"]
     pod = workload["spec"]["template"]["spec"]
     (keys,) = [v["secret"] for v in pod["volumes"] if v["name"] == "keys"]
     assert keys == {"secretName": "api-keys", "defaultMode": 0o440}
@@ -158,12 +166,42 @@ def test_numbers_that_depend_on_one_another() -> None:
     # Else the number would be this file's at each `kubectl apply`.
     assert "replicas" not in servers
     client = the("Deployment/attention-client")["spec"]["template"]["spec"]
-    _, notice_s = client["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
-    ends_s = AttentionClientConfig().drain_timeout_s + float(notice_s)
-    assert client["terminationGracePeriodSeconds"] > ends_s + 5
+    assert client["terminationGracePeriodSeconds"] > AttentionClientConfig().drain_timeout_s + 5
+    frontend = the("Deployment/frontend")["spec"]["template"]["spec"]
+    _, notice_s = frontend["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+    ends_s = FrontendConfig().drain_timeout_s + float(notice_s)
+    assert frontend["terminationGracePeriodSeconds"] > ends_s + 5
 
 
-@pytest.mark.parametrize("name", ["expert-server", "attention-client"])
+def test_who_may_connect_to_whom() -> None:
+    """Only members reach engines; the endpoint and the metrics are for the whole Kubernetes cluster."""
+
+    def ports(workload: str) -> dict[str, int]:
+        (container,) = the(f"Deployment/{workload}")["spec"]["template"]["spec"]["containers"]
+        return {port["name"]: port["containerPort"] for port in container["ports"]}
+
+    for policy, workload, name in (
+        ("endpoint", "frontend", "http"),
+        ("metrics", "attention-client", "metrics"),
+    ):
+        spec = the(f"NetworkPolicy/{policy}")["spec"]
+        assert spec["podSelector"]["matchLabels"] == {"app.kubernetes.io/name": workload}
+        (rule,) = spec["ingress"]
+        assert [each["port"] for each in rule["ports"]] == [ports(workload)[name]]
+    services = {o["metadata"]["name"] for o in OBJECTS if o["kind"] == "Service"}
+    assert "frontend" in services
+    assert "attention-client" not in services
+    (path,) = the("Ingress/endpoint")["spec"]["rules"][0]["http"]["paths"]
+    assert path["backend"]["service"]["name"] == "frontend"
+    for workload in WORKLOADS:
+        annotations = workload["spec"]["template"]["metadata"].get("annotations", {})
+        if "prometheus.io/port" in annotations:
+            shown = ports(workload["metadata"]["name"])
+            expected = shown.get("metrics", shown.get("http"))
+            assert annotations["prometheus.io/port"] == str(expected)
+
+
+@pytest.mark.parametrize("name", ["expert-server", "attention-client", "frontend"])
 def test_replicas_are_spread_and_leave_one_at_a_time(name: str) -> None:
     """Fewer pods fit on one machine than there are: losing a machine leaves some."""
     spec = the(f"Deployment/{name}")["spec"]
@@ -202,7 +240,7 @@ def built_with(component: str, tmp_path: Path) -> dict[str, dict[str, Any]]:
 def test_one_node(tmp_path: Path) -> None:
     """All pods fit on one machine."""
     built = built_with("one-node", tmp_path)
-    for name in ("Deployment/expert-server", "Deployment/attention-client"):
+    for name in ("Deployment/expert-server", "Deployment/attention-client", "Deployment/frontend"):
         pod = built[name]["spec"]["template"]["spec"]
         assert "topologySpreadConstraints" not in pod
         assert pod["containers"][0]["resources"]["requests"]["cpu"] == "100m"
@@ -210,7 +248,7 @@ def test_one_node(tmp_path: Path) -> None:
 
 def test_a_gpu_for_each_expert_server(tmp_path: Path) -> None:
     built = built_with("gpu", tmp_path)
-    for name in ("Deployment/expert-server", "Deployment/attention-client"):
+    for name in ("Deployment/expert-server", "Deployment/attention-client", "Deployment/frontend"):
         (container,) = built[name]["spec"]["template"]["spec"]["containers"]
         limits, environment = container["resources"]["limits"], container["env"]
         has_gpu = name == "Deployment/expert-server"
@@ -221,7 +259,7 @@ def test_a_gpu_for_each_expert_server(tmp_path: Path) -> None:
 
 def test_a_checkpoint_of_your_own(tmp_path: Path) -> None:
     built = built_with("checkpoint", tmp_path)
-    for name in ("Deployment/expert-server", "Deployment/attention-client"):
+    for name in ("Deployment/expert-server", "Deployment/attention-client", "Deployment/frontend"):
         assert built[name]["metadata"]["namespace"] == "eaas"
         pod = built[name]["spec"]["template"]["spec"]
         assert "initContainers" not in pod

@@ -12,7 +12,6 @@ import yaml
 from prometheus_client import CollectorRegistry, Metric
 
 from attention_client.generation.scheduler_metrics import SchedulerMetrics
-from attention_client.serving.metrics import ServeMetrics
 from attention_client.telemetry.metrics import ClientMetrics
 from attention_client.telemetry.server_metrics import ServerMetrics
 from balancer.live.hotness import Reading, Work
@@ -22,6 +21,7 @@ from balancer.metrics import BalancerMetrics
 from balancer.planner.layout import Settings
 from eaas.config import BalancerConfig
 from eaas.types import Member, MemberState, Placement, Role
+from frontend.metrics import EngineMetrics, ServeMetrics
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
@@ -31,10 +31,11 @@ SOURCE = yaml.safe_load((DEPLOY / "grafana/provisioning/datasources/prometheus.y
 
 
 def families() -> list[Metric]:
-    """Every metric that /metrics of endpoint and balancer can show."""
+    """Every metric that /metrics of frontends, attention clients and balancer can show."""
     registry = CollectorRegistry()
     ClientMetrics(registry).watch_coverage(int, int, int, int)
     ServeMetrics(registry).watch(MagicMock(capacity=None), "demo")
+    EngineMetrics(registry).watch(dict)
     SchedulerMetrics(registry)
     server = Member("a", Role.EXPERT_SERVER, 1, "here", "here:1", MemberState.SERVING)
     registry.register(ServerMetrics(lambda _timeout_s: {"a": server}, dict, tuple))
@@ -121,9 +122,13 @@ def test_services_and_ports() -> None:
     lookups = {job["job_name"]: job["dns_sd_configs"][0] for job in scrape}
     (client,) = lookups["eaas"]["names"]
     assert services[client]["ports"][0].endswith(f":{lookups['eaas']['port']}")
-    (balancer,) = lookups["eaas-balancer"]["names"]
-    port = services[balancer]["environment"]["EAAS_BALANCER__METRICS_PORT"]
-    assert port == str(lookups["eaas-balancer"]["port"])
+    for job, section in (
+        ("eaas-attention-client", "ATTENTION_CLIENT"),
+        ("eaas-balancer", "BALANCER"),
+    ):
+        (service,) = lookups[job]["names"]
+        port = services[service]["environment"][f"EAAS_{section}__METRICS_PORT"]
+        assert port == str(lookups[job]["port"])
     # What is published is for this machine.
     published = [port for service in services.values() for port in service.get("ports", [])]
     assert len(published) == 3

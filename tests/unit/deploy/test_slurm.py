@@ -14,7 +14,7 @@ from eaas.config import ExpertServerConfig
 
 SCRIPT = Path(__file__).parents[3] / "deploy" / "slurm" / "eaas.sbatch"
 TEXT = SCRIPT.read_text()
-ROLES = ("monitor", "balancer", "expert-server", "attention-client")
+ROLES = ("monitor", "balancer", "expert-server", "attention-client", "frontend")
 
 
 def test_bash_reads_it() -> None:
@@ -57,8 +57,9 @@ def test_commands_are_those_of_the_program() -> None:
 def test_members_listen_for_other_machines_with_certificates_and_keys() -> None:
     """As docs/security.md requires beyond loopback."""
     given = commands()
-    assert all("--host" in given[role] for role in ROLES)
-    assert "--api-key-file" in given["attention-client"]
+    hosts = {"--host", "--engine-host"}
+    assert all(hosts & {*given[role]} for role in ROLES)
+    assert "--api-key-file" in given["frontend"]
     assert "export EAAS_SECURITY__TLS_DIR=" in TEXT
     assert "--insecure" not in TEXT
     assert "umask 077" in TEXT

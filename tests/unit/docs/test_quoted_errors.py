@@ -11,7 +11,15 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "faq.md"
-PACKAGES = ("eaas", "eaas_cli", "attention_client", "expert_server", "monitor", "balancer")
+PACKAGES = (
+    "eaas",
+    "eaas_cli",
+    "frontend",
+    "attention_client",
+    "expert_server",
+    "monitor",
+    "balancer",
+)
 _CELL = re.compile(r"^\| (`.*?) \| ", re.MULTILINE)
 _QUOTE = re.compile(r"`([^`]+)`")
 # The place of a value in a string of the code.

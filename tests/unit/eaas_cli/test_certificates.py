@@ -51,7 +51,7 @@ def test_the_command_writes_an_authority_and_every_role(tmp_path: Path) -> None:
         names = names_of(certificate)
         assert names.get_values_for_type(x509.UniformResourceIdentifier) == [f"eaas://{role}"]
         purposes = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
-        serves = role in ("monitor", "balancer", "expert-server")
+        serves = role in ("monitor", "balancer", "expert-server", "attention-client")
         assert (ExtendedKeyUsageOID.SERVER_AUTH in purposes) == serves
         dns = names.get_values_for_type(x509.DNSName)
         assert (f"{role}.eaas.internal" in dns) == serves

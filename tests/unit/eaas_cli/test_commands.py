@@ -110,6 +110,7 @@ def test_a_wrong_call_names_the_option(arguments: list[str], named: str) -> None
         ("stop", "`eaas down`"),
         ("bench experts --no-builtin", "gone: --shape takes"),
         ("simulate caps --seeds 1 --out=x", "gone: --json"),
+        ("vllm --operator-page", "an option of the page's own process"),
     ],
 )
 def test_a_former_name_is_an_error_with_its_successor(former: str, successor: str) -> None:

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from attention_client.serving.families.family import Family
-from attention_client.serving.families.markup import Markup
-from attention_client.serving.families.reader import AnswerReader, Calls
 from eaas_cli.demo_model.architectures import ARCHITECTURES
 from eaas_cli.demo_model.tokenizer import MIN_VOCAB, build_tokenizer, end_ids
 from family_answers import merged, pieces_of
+from frontend.families.family import Family
+from frontend.families.markup import Markup
+from frontend.families.reader import AnswerReader, Calls
 
 FAMILY = {
     "qwen3_moe": "hermes",

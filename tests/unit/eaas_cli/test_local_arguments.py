@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from eaas.config import load_config
 from eaas.errors import ConfigError, PortInUseError
 from eaas_cli.local.arguments import (
     check_endpoint_port,
-    client_words,
+    frontend_words,
     make_log_dir,
     vllm_words,
 )
@@ -20,12 +21,21 @@ from eaas_cli.local.process import ChildProcess
 
 
 def test_the_names_of_the_model_reach_both_engines() -> None:
-    named = load_config(attention_client={"served_model_name": ["big", "gpt-4o"]})
-    for words in (client_words, vllm_words):
-        given = words(named, "a", "m:1", Path("/models/demo"), operator_page=False)
+    named = load_config(frontend={"served_model_name": ["big", "gpt-4o"]})
+    for words in (partial(frontend_words, operator_page=False), vllm_words):
+        given = words(named, "a", "m:1", Path("/models/demo"))
         assert given[-4:] == ("--served-model-name", "big", "--served-model-name", "gpt-4o")
-        plain = words(load_config(), "a", "m:1", Path("/models/demo"), operator_page=False)
+        plain = words(load_config(), "a", "m:1", Path("/models/demo"))
         assert "--served-model-name" not in plain
+
+
+def test_vllm_has_the_port_of_the_endpoint_and_the_page_a_free_one() -> None:
+    config = load_config(frontend={"port": 8123})
+    given = "a", "m:1", Path("/models/demo")
+    page = frontend_words(config, *given, operator_page=True, page_only=True)
+    assert {"--page-only", "--operator-page"} < set(page)
+    for words, port in ((vllm_words(config, *given), "8123"), (page, "0")):
+        assert words[words.index("--port") + 1] == port
 
 
 def test_a_log_directory_that_cannot_be_written_is_refused(tmp_path: Path) -> None:

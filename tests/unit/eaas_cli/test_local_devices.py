@@ -77,7 +77,7 @@ def test_each_server_gets_its_gpu_and_there_are_no_more(
             started.append(self)
 
     monkeypatch.setattr("eaas_cli.local.cluster.ChildProcess", Child)
-    cluster = LocalCluster(model, servers=2, attention_client=False, devices=("cuda:1", "cuda:0"))
+    cluster = LocalCluster(model, servers=2, clients=0, devices=("cuda:1", "cuda:0"))
     for _ in range(2):
         cluster.add_server()
     given = [child.arguments[child.arguments.index("--device") + 1] for child in started]
@@ -90,7 +90,7 @@ def test_one_gpu_is_not_shared_by_all_servers(model: Path) -> None:
     config = load_config(expert_server={"device": "cuda"})
     with pytest.raises(ConfigError, match=r"device cuda: all servers .* --devices all"):
         LocalCluster(model, config=config)
-    cluster = LocalCluster(model, servers=1, redundancy=1, config=config, attention_client=False)
+    cluster = LocalCluster(model, servers=1, redundancy=1, config=config, clients=0)
     assert cluster.servers == 1
 
 

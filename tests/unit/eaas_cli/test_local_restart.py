@@ -88,12 +88,12 @@ class _Cluster:
     def __init__(self) -> None:
         self.fork_server = _Process("fork-server", None)
         self.children: dict[str, Any] = {
-            name: _Process(name, None) for name in ("attention-client", "monitor")
+            name: _Process(name, None) for name in ("attention-client-0", "frontend", "monitor")
         }
         self.starts = 0
 
     def fail(self) -> None:
-        self.children["attention-client"] = _Process("attention-client", 2)
+        self.children["attention-client-0"] = _Process("attention-client-0", 2)
 
     def find_started_by_hand(self) -> list[Any]:
         return []
@@ -120,7 +120,7 @@ def test_a_failed_start_ignores_other_clusters_monitors(
     monkeypatch.setattr(
         cluster, "find_started_by_hand", lambda name, _arguments: asked.append(name)
     )
-    local = LocalCluster(tmp_path, attention_client=False)
+    local = LocalCluster(tmp_path, clients=0)
     local.children["monitor"] = SimpleNamespace(name="monitor", arguments=(), running=False)  # type: ignore[assignment]
     assert local.find_started_by_hand() == []
     assert asked == []
@@ -136,7 +136,8 @@ def test_a_client_that_fails_again_and_again_ends_the_cluster() -> None:
     cluster.fail()
     (line,) = supervisor.step()
     assert line == (
-        "attention-client (pid 1) ended with code 2; its running requests are lost; it starts again now"
+        "attention-client-0 (pid 1) ended with code 2; its requests go on with another one, or once it "
+        "serves again; it starts again now"
     )
     started_s = [clock.now]
     while cluster.starts < 5:
@@ -157,7 +158,7 @@ def test_a_served_time_resets_the_failures() -> None:
         cluster.fail()
         (line,) = supervisor.step()
         assert line.endswith("starts again now")
-        cluster.children["attention-client"] = _Process("attention-client", None)
+        cluster.children["attention-client-0"] = _Process("attention-client-0", None)
         supervisor.step()
         clock.now += 3600
 
@@ -193,7 +194,7 @@ def test_a_client_waits_for_the_monitor() -> None:
 def test_a_start_ends_when_a_needed_process_has_ended(needed: bool) -> None:
     ours, theirs = os.pipe()
     try:
-        starting: Any = _Process("attention-client", None)
+        starting: Any = _Process("attention-client-0", None)
         starting.address, starting.fd = None, ours
         ended: Any = _Process("balancer", -9)
         ended.address = "somewhere"

@@ -29,11 +29,11 @@ def checkpoint(path: Path, stored: torch.dtype = torch.float32, **config: str) -
 
 def test_experts_count_once_for_each_replica(tmp_path: Path) -> None:
     files = precheck(checkpoint(tmp_path / "m"))
-    need = memory_need(files, 2, "none")
+    need = memory_need(files, 2, 1, "none")
     assert (need.experts, need.replicas, need.others, need.total) == (4000, 2, 400, 8400)
     # Of 1,000 float32 weights.
     assert need.smaller == (("int8", 0.255), ("int4", 0.135))
-    assert memory_need(files, 3, "int4") == MemoryNeed(540, 3, 400)
+    assert memory_need(files, 3, 2, "int4") == MemoryNeed(540, 3, 800)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_experts_count_once_for_each_replica(tmp_path: Path) -> None:
 def test_float16_is_counted_as_it_is_computed(
     config: dict[str, str], experts: int, others: int, tmp_path: Path
 ) -> None:
-    need = memory_need(precheck(checkpoint(tmp_path / "m", torch.float16, **config)), 1, "none")
+    need = memory_need(precheck(checkpoint(tmp_path / "m", torch.float16, **config)), 1, 1, "none")
     assert (need.experts, need.others) == (experts, others)
 
 

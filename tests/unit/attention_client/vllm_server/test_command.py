@@ -18,14 +18,14 @@ from eaas.errors import ConfigError
 from eaas.launcher_pipe import READY_VARIABLE
 
 MODEL = Path("/models/demo")
-ENDPOINT = EndpointSettings("127.0.0.1:1", "127.0.0.1", 8000, "demo", allowed_hosts=("a", "b"))
+ENDPOINT = EndpointSettings("127.0.0.1:1", "127.0.0.1", 8000, allowed_hosts=("a", "b"))
 
 
 def options_of(*given: str) -> dict[str, str]:
     settings = EngineSettings(
         monitor="127.0.0.1:1", client=AttentionClientConfig(transport="grpc", slots=8)
     )
-    found = words(MODEL, settings, "127.0.0.1", 8000, given)
+    found = words(MODEL, settings, ("demo",), "127.0.0.1", 8000, given)
     assert found[:2] == ("-m", "vllm.entrypoints.openai.api_server")
     return dict(pairwise(found))
 
@@ -44,14 +44,12 @@ def test_a_user_needs_no_other_words() -> None:
     assert (module, name) == ("attention_client.vllm_server.middleware", "Endpoint")
 
 
-def test_the_model_has_its_names_of_the_embedded_engine() -> None:
-    found = words(MODEL, EngineSettings(monitor="m:1"), "h", 1, ())
+def test_the_model_has_its_given_names_unless_vllms_options_have_some() -> None:
+    settings = EngineSettings(monitor="m:1")
+    found = words(MODEL, settings, ("a", "b", "a"), "h", 1, ())
     at = found.index("--served-model-name")
-    assert found[at + 1 : at + 3] == ("demo", "/models/demo")
-    client = AttentionClientConfig(served_model_name=["a", "b"])
-    found = words(MODEL, EngineSettings(monitor="m:1", client=client), "h", 1, ())
     assert found[at : at + 4] == ("--served-model-name", "a", "b", "--host")
-    found = words(MODEL, EngineSettings(monitor="m:1"), "h", 1, ("--served-model-name", "other"))
+    found = words(MODEL, settings, ("a",), "h", 1, ("--served-model-name", "other"))
     assert found.count("--served-model-name") == 1
 
 
@@ -89,7 +87,7 @@ def test_overrides_that_are_no_object(given: list[str]) -> None:
 
 def test_own_options_of_vllm_come_last_and_unchanged() -> None:
     given = ("--max-model-len", "1024", "--seed=7")
-    assert words(MODEL, EngineSettings(monitor="m:1"), "h", 1, given)[-3:] == given
+    assert words(MODEL, EngineSettings(monitor="m:1"), (), "h", 1, given)[-3:] == given
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,11 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
-from attention_client import observer as observer_module
 from attention_client.engines.vllm import worker_page
 from attention_client.vllm_server import middleware as middleware_module
 from attention_client.vllm_server.middleware import Endpoint
 from attention_client.vllm_server.settings import EndpointSettings
+from eaas.control_plane.observer import ClusterObserver
 from eaas.types import Member, MemberState, Role
 
 ADDRESS = "127.0.0.1:8000"
@@ -38,7 +38,7 @@ def worker(pid: int, name: str = "client") -> Member:
     )
 
 
-class FakeObserver(observer_module.ClusterObserver):
+class FakeObserver(ClusterObserver):
     """Knows one worker: this process."""
 
     def __init__(self, *_: Any) -> None:
@@ -89,7 +89,7 @@ def serve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[
     with ExitStack() as stack:
 
         def serve(**settings: Any) -> TestClient:
-            made = EndpointSettings("127.0.0.1:1", "127.0.0.1", 8000, "demo", **settings)
+            made = EndpointSettings("127.0.0.1:1", "127.0.0.1", 8000, **settings)
             for name, value in made.environment().items():
                 monkeypatch.setenv(name, value)
             return stack.enter_context(TestClient(fake_vllm(), base_url=f"http://{ADDRESS}"))
@@ -103,7 +103,7 @@ def test_vllm_answers_its_own_paths(serve: Callable[..., TestClient]) -> None:
     assert client.get("/nothing").status_code == 404
 
 
-def test_status_has_the_keys_of_the_embedded_engine(serve: Callable[..., TestClient]) -> None:
+def test_status_has_the_keys_of_the_frontends(serve: Callable[..., TestClient]) -> None:
     document = serve().get("/eaas/v1/status").json()
     assert document["endpoint"] == f"http://{ADDRESS}"
     assert set(document) == {"epoch", "members", "coverage", "endpoint", "tls"}
@@ -123,7 +123,7 @@ def test_metrics_are_those_of_vllm_and_of_its_workers(serve: Callable[..., TestC
 
 def test_foreign_hosts_and_origins_are_refused(serve: Callable[..., TestClient]) -> None:
     client = serve()
-    for path in ("/", "/eaas/v1/status", "/metrics", "/v1/models"):
+    for path in ("/eaas/v1/status", "/metrics", "/v1/models"):
         answer = client.get(path, headers={"Host": "evil.example"})
         assert (answer.status_code, answer.json()["error"]["code"]) == (403, "host_not_allowed")
     with (
@@ -138,7 +138,7 @@ def test_every_path_needs_a_key(serve: Callable[..., TestClient], tmp_path: Path
     keys.write_text("secret\n")
     keys.chmod(0o600)
     client = serve(api_key_file=str(keys))
-    for path in ("/", "/eaas/v1/status", "/v1/models", "/docs"):
+    for path in ("/eaas/v1/status", "/v1/models", "/docs"):
         assert client.get(path).status_code == 401
     for path in ("/health", "/metrics"):
         assert client.get(path).status_code == 200
@@ -147,16 +147,3 @@ def test_every_path_needs_a_key(serve: Callable[..., TestClient], tmp_path: Path
     assert client.get("/eaas/v1/status", headers=allowed).status_code == 200
     with pytest.raises(WebSocketDisconnect), client.websocket_connect("/v1/realtime"):
         pass
-
-
-def test_without_a_dashboard_the_page_is_vllms(serve: Callable[..., TestClient]) -> None:
-    assert serve(dashboard=False).get("/").status_code == 404
-
-
-def test_the_page_asks_vllm(serve: Callable[..., TestClient]) -> None:
-    client = serve()
-    assert "<title>Expert-as-a-Service</title>" in client.get("/").text
-    shown = client.get("/eaas/v1/snapshot").json()
-    assert (shown["model"], shown["has_chat"], shown["names_servers"]) == ("demo", True, False)
-    assert [m["id"] for m in shown["members"]] == ["client"]
-    assert serve(chat=False).get("/eaas/v1/snapshot").json()["has_chat"] is False

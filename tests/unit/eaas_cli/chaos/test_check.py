@@ -42,6 +42,13 @@ def test_a_correct_history_has_no_violation() -> None:
         (history(replace(RIGHT, text="", error="ReadError()")), "without a type"),
         (history(FAILED), "although a replica was alive"),
         (
+            history(
+                replace(FAILED, error_type="service_unavailable"),
+                incidents=(replace(KILL, kind="client-kill", target="attention-client-1"),),
+            ),
+            "although a replica was alive",
+        ),
+        (
             history(replace(FAILED, error_type="internal_error"), incidents=(PAIR,)),
             "replica was alive",
         ),

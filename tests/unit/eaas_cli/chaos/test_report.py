@@ -74,3 +74,4 @@ def test_the_report_has_each_violation(capsys: pytest.CaptureFixture[str]) -> No
     told = capsys.readouterr().out
     assert "VIOLATION: request 1: no end" in told
     assert "3 requests, 1 right" in told
+    assert "monitor 3.0, 3.0" in told

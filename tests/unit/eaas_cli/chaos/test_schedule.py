@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eaas_cli.chaos.schedule import CONTROL, KINDS, SERVERS, Fault, lane
+from eaas_cli.chaos.schedule import CLIENTS, KINDS, SERVERS, Fault, lane
 
 
 def first(count: int, seed: int, kinds: tuple[str, ...], servers: int = 4) -> list[Fault]:
@@ -30,9 +30,9 @@ def test_every_kind_comes_once_before_any_comes_again(
 @given(st.integers(), st.integers(2, 9))
 def test_a_fault_hits_existing_servers(seed: int, servers: int) -> None:
     for fault in first(2 * len(KINDS), seed, KINDS, servers):
-        met = {"pair": 2}.get(fault.kind, int(fault.kind in SERVERS))
-        assert len(set(fault.servers)) == len(fault.servers) == met
-        assert all(0 <= number < servers for number in fault.servers)
+        met = {"pair": 2}.get(fault.kind, int(fault.kind in SERVERS + CLIENTS))
+        assert len(set(fault.numbers)) == len(fault.numbers) == met
+        assert all(0 <= number < servers for number in fault.numbers)
         assert fault.calm_s > 0
         assert fault.lasts_s >= 0
 
@@ -53,7 +53,7 @@ def test_lanes_of_a_seed_are_independent() -> None:
 def test_a_seed_draws_the_same_in_every_process(salt: str) -> None:
     script = (
         "import itertools; from eaas_cli.chaos.schedule import *;"
-        f"print([f.kind for f in itertools.islice(lane(3, 'servers', {SERVERS + CONTROL!r}, 4), 30)])"
+        f"print([f.kind for f in itertools.islice(lane(3, 'servers', {KINDS!r}, 4), 30)])"
     )
     told = subprocess.run(
         [sys.executable, "-c", script],

@@ -74,13 +74,14 @@ class Pool(ActorPool):
 
 
 def spec(**changes: Any) -> ClusterSpec:
-    roles = ("monitor", "balancer", "expert-server", "attention-client", "vllm")
+    roles = ("monitor", "balancer", "expert-server", "attention-client", "frontend", "vllm")
     kinds = ("expert_server", "attention_client", "control")
     return ClusterSpec(
         **{
             "model": Path("/model"),
             "servers": 3,
             "redundancy": 2,
+            "clients": 1,
             "engine": "transformers",
             "config": ClusterConfig(),
             "config_text": None,
@@ -113,7 +114,7 @@ def test_roles_join_every_address_of_the_monitor_and_servers_are_spread() -> Non
         assert role.words[-1] == "--insecure"
     places = {name: actor.report.node for name, actor in pool.actors.items() if actor.report}
     assert {places[f"expert-server-{i}"] for i in range(3)} == {"h", "a", "b"}
-    assert (places[MONITOR], places["attention-client"]) == ("h", "a")
+    assert (places[MONITOR], places["frontend"], places["attention-client-0"]) == ("h", "a", "a")
     # The monitor cannot go where members do not look for it.
     (others,) = pool.options[MONITOR]["fallback_strategy"]
     assert others["label_selector"] == {"ray.io/node-id": "in(h,a)"}
@@ -147,7 +148,7 @@ def test_the_monitor_is_the_last_to_end() -> None:
     pool: Any = Pool()
     started(pool, [HEAD, A])
     stop_all_roles(pool)
-    assert pool.ended[0] == "attention-client"
+    assert pool.ended[0] == "frontend"
     assert pool.ended[-1] == MONITOR
     assert not pool.actors
 
@@ -234,3 +235,18 @@ def test_servers_started_by_hand_count() -> None:
     steered.scaler.want(4)
     steered.step()
     assert len(cluster.running_servers()) == 3
+
+
+def test_vllm_serves_the_endpoint_and_a_frontend_its_page() -> None:
+    pool = Pool()
+    cluster = started(pool, [HEAD, A], engine="vllm")
+    assert (cluster.endpoint, cluster.page) == ("10.0.0.0:7000", "10.0.0.0:7000")
+    assert "--page-only" in pool.specs["frontend"].words
+    assert "attention-client-0" not in pool.specs
+    stop_all_roles(pool)
+    assert set(pool.ended[:2]) == {"frontend", "vllm"}
+    without = Pool()
+    config = ClusterConfig.model_validate({"frontend": {"dashboard": False}})
+    started(without, [HEAD, A], engine="vllm", config=config)
+    assert "vllm" in without.specs
+    assert "frontend" not in without.specs
