@@ -210,7 +210,7 @@ def test_its_end_in_order(box: SlurmBox, job: Job) -> None:
     log = job.log.read_text()
     # In the order of a request's way.
     said = [
-        "attention-client uvicorn.error: Shutting down",
+        "frontend uvicorn.error: Shutting down",
         "leaving: ",
         "balancer ends",
         "monitor ends",

@@ -8,7 +8,7 @@
 # Needs kubectl, openssl and eaas (for `eaas certs`). Creates and deletes the namespaces eaas and eaas-try.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd) dir=${1:-$(dirname "$0")/..}
-k="kubectl -n eaas" roles="monitor balancer expert-server attention-client" lost=-
+k="kubectl -n eaas" roles="monitor balancer expert-server attention-client frontend" lost=-
 say() { echo "$(date -u +%T) $*" >&2; }
 event() { say "== $1"; kubectl -n eaas-try exec load -- sh -c "echo '$1' >> /tmp/event"; }
 replicas() { $k get deployment "$1" -o jsonpath='{.spec.replicas}'; }
@@ -41,7 +41,7 @@ $k get pods -o wide >&2
 kubectl create namespace eaas-try >&2
 kubectl -n eaas-try create configmap load --from-file="$here/load.py" >&2
 kubectl -n eaas-try create secret generic key --from-file=key="$scratch/keys" >&2
-safe=$(nodes attention-client | head -1)
+safe=$(nodes frontend | head -1)
 kubectl -n eaas-try apply -f - >&2 <<Y
 apiVersion: v1
 kind: Pod
@@ -52,8 +52,8 @@ spec:
   nodeName: $safe
   containers:
     - name: load
-      image: $($k get deployment attention-client -o jsonpath='{.spec.template.spec.containers[0].image}')
-      command: [sh, -c, 'EAAS_API_KEY=\$(cat /key/key) exec python /load/load.py http://attention-client.eaas:8000']
+      image: $($k get deployment frontend -o jsonpath='{.spec.template.spec.containers[0].image}')
+      command: [sh, -c, 'EAAS_API_KEY=\$(cat /key/key) exec python /load/load.py http://frontend.eaas:8000']
       volumeMounts: [{name: load, mountPath: /load}, {name: key, mountPath: /key}, {name: tmp, mountPath: /tmp}]
   volumes:
     - {name: load, configMap: {name: load}}
@@ -66,14 +66,14 @@ until kubectl -n eaas-try logs load 2>/dev/null | grep -q 'the load begins'; do
 done
 sleep "${CALM_S:-10}"
 
-for role in expert-server monitor balancer; do
+for role in expert-server attention-client monitor balancer; do
   event "$role killed"
   pod=$($k get pods -l app.kubernetes.io/name="$role" -o jsonpath='{.items[0].metadata.name}')
   $k delete pod --force --grace-period=0 "$pod" >&2
   settled
 done
-# A request ends with the attention client that runs it, so this node has none.
-node=$(comm -13 <(nodes attention-client) <(nodes expert-server) | head -1)
+# A request ends with the frontend that has its connection, so this node has none.
+node=$(comm -13 <(nodes frontend) <(nodes expert-server) | head -1)
 if [ -n "${NODE_KILL:-}" ] && [ -n "$node" ]; then
   event "node killed"
   $k get pods -o wide >&2
@@ -95,7 +95,7 @@ event "node drained"
 kubectl drain "$node" --ignore-daemonsets --delete-emptydir-data --timeout=600s >&2
 settled
 kubectl uncordon "$node" >&2
-for role in expert-server attention-client monitor balancer; do
+for role in expert-server attention-client frontend monitor balancer; do
   event "$role updated"
   $k rollout restart deployment "$role" >&2
   settled
