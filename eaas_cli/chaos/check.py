@@ -1,7 +1,8 @@
 """Invariants of a chaos run. Pure: a history in, violations out.
 
-Every answer is right or one typed error. No request fails while every expert has a live replica. The cluster
-recovers from every fault. It holds the same resources afterwards as before, and nothing outlives it.
+Every answer is right or one typed error. No request fails while every expert has a live replica, whatever
+happens to attention clients. The cluster recovers from every fault. It holds the same resources afterwards as
+before, and nothing outlives it.
 """
 
 from __future__ import annotations

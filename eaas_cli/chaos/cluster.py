@@ -23,7 +23,7 @@ from eaas_cli.local.fork_server import ForkServer
 from eaas_cli.local.interface import SERVER
 from eaas_cli.local.process import ChildProcess
 
-__all__ = ["CACHE_BLOCKS", "DAMAGED", "ChaosCluster", "free_port"]
+__all__ = ["CACHE_BLOCKS", "CLIENT_COUNT", "DAMAGED", "ChaosCluster", "free_port"]
 
 DAMAGED = "damaged-copy"
 """Name of the server with the damaged checkpoint, which must not serve."""
@@ -47,7 +47,9 @@ def free_port(host: str) -> int:
 
 
 CACHE_BLOCKS = 64
-"""Blocks of the attention client's key-value cache."""
+"""Blocks of each attention client's key-value cache."""
+CLIENT_COUNT = 2
+"""Attention clients: when one is lost, the other one goes on with its requests."""
 
 
 class ChaosCluster(LocalCluster):
@@ -86,7 +88,10 @@ class ChaosCluster(LocalCluster):
             model,
             servers=servers,
             redundancy=redundancy,
-            config=load_config(file, attention_client={"transport": transport, "port": 0}),
+            clients=CLIENT_COUNT,
+            config=load_config(
+                file, attention_client={"transport": transport}, frontend={"port": 0}
+            ),
             config_file=file,
             log_dir=scratch / "logs",
             fork_server=fork_server,

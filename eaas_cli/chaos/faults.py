@@ -28,9 +28,9 @@ from eaas.rpc.v1 import common_pb2, monitor_pb2, monitor_pb2_grpc
 from eaas.types import Placement, Role
 from eaas_cli.chaos.cluster import DAMAGED, ChaosCluster
 from eaas_cli.chaos.network import Namespace
-from eaas_cli.chaos.schedule import Fault
+from eaas_cli.chaos.schedule import CLIENTS, Fault
 from eaas_cli.endpoint import fetch_status
-from eaas_cli.local.interface import SERVER
+from eaas_cli.local.interface import CLIENT, SERVER
 from eaas_cli.local.process import ChildProcess
 
 __all__ = ["Faults", "Steps", "damaged_copy", "flip", "hostile_name", "is_refused"]
@@ -72,6 +72,9 @@ class Faults:
             "slow": self._slow,
             "partition": self._partition,
             "memory": self._memory,
+            "client-kill": self._kill,
+            "client-hang": self._hang,
+            "client-drain": self._drain,
             "monitor": self._kill,
             "pause": self._hang,
             "balancer": self._kill,
@@ -92,7 +95,8 @@ class Faults:
         }
         if fault.kind in fixed:
             return [fixed[fault.kind]]
-        return [f"{SERVER}{number}" for number in fault.servers]
+        whose = CLIENT if fault.kind in CLIENTS else SERVER
+        return [f"{whose}{number}" for number in fault.numbers]
 
     def strike(self, fault: Fault) -> Steps:
         """Inject a fault and mend it, step by step; yields the pause before each next step.
@@ -134,6 +138,17 @@ class Faults:
         self._child(name).signal(signal.SIGSTOP)
         yield fault.lasts_s
         self._child(name).signal(signal.SIGCONT)
+
+    def _drain(self, fault: Fault, names: list[str]) -> Steps:
+        (name,) = names
+        self._child(name).signal(signal.SIGTERM)
+        deadline = time.monotonic() + _SCALE_S
+        while self._child(name).running:
+            if time.monotonic() > deadline:
+                raise ClusterError(f"{name} did not leave within {_SCALE_S:.0f} s")
+            yield _POLL_S
+        yield fault.lasts_s
+        yield from self._restart(name)
 
     def _slow(self, fault: Fault, names: list[str]) -> Steps:
         child = self._child(names[0])

@@ -139,7 +139,7 @@ def _mib(census: Mapping[str, Census], name: str) -> float:
 
 
 def print_report(document: Mapping[str, Any]) -> None:
-    """Print a table of the faults by kind, the requests, and the violations."""
+    """Print a table of the faults by kind, the requests, the memory, and the violations."""
     rows = []
     for kind in dict.fromkeys(i["kind"] for i in document["incidents"]):
         of = [i for i in document["incidents"] if i["kind"] == kind]
@@ -153,6 +153,11 @@ def print_report(document: Mapping[str, Any]) -> None:
         f"{requests['asked']} requests, {requests['right']} right, {requests['errors']} errors "
         f"({requests['errors_without_a_replica']} of them while an expert may have had no replica), "
         f"worst stall {requests['worst_stall_ms']:.0f} ms"
+    )
+    held = {name: one["resident_mib"] for name, one in document["resources"].items()}
+    print(
+        "resident memory before and after, MiB: "
+        + ", ".join(f"{name} {before}, {after}" for name, (before, after) in held.items())
     )
     for violation in document["violations"]:
         print(f"VIOLATION: {violation}")

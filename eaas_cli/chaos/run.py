@@ -21,7 +21,7 @@ from eaas.errors import ClusterError, EaasError
 from eaas_cli.bench.load import Asked, Load, poisson
 from eaas_cli.bench.serve import single_process, with_fork_server
 from eaas_cli.chaos.check import check, settled
-from eaas_cli.chaos.cluster import CACHE_BLOCKS, ChaosCluster
+from eaas_cli.chaos.cluster import CACHE_BLOCKS, CLIENT_COUNT, ChaosCluster
 from eaas_cli.chaos.faults import Faults, Steps, damaged_copy
 from eaas_cli.chaos.history import (
     Census,
@@ -33,10 +33,10 @@ from eaas_cli.chaos.history import (
 )
 from eaas_cli.chaos.network import Namespace, why_no_namespace
 from eaas_cli.chaos.report import document_of, write_history
-from eaas_cli.chaos.schedule import CONTROL, SERVERS, Fault, lane
+from eaas_cli.chaos.schedule import CLIENTS, CONTROL, SERVERS, Fault, lane
 from eaas_cli.chaos.watch import Watch
 from eaas_cli.local.fork_server import CLIENT_MODULES, CONTROL_MODULES, SERVER_MODULES, ForkServer
-from eaas_cli.local.interface import by_number
+from eaas_cli.local.interface import CLIENT, SERVER
 from eaas_cli.local.interrupt import Interrupt
 
 __all__ = ["run_chaos"]
@@ -196,7 +196,7 @@ class _Attack:
         """Context in which the cluster is watched; its exit ends loads and resumes stopped processes."""
         settings = self._settings
         with ExitStack() as stack:
-            self._watch = Watch(self._cluster.endpoint, settings.redundancy, self._servers)
+            self._watch = Watch(self._cluster.endpoint, settings.redundancy, self._serving)
             stack.callback(self._watch.close)
             stack.callback(self._faults.calm)
             self._stack = stack
@@ -208,10 +208,15 @@ class _Attack:
         self._warm_up(prompts)
         before = self._steady()
         lanes = [
-            lane(settings.seed, name, [k for k in kinds if k in whose], settings.servers)
-            for name, whose in (("servers", SERVERS), ("control", CONTROL))
+            lane(settings.seed, name, [k for k in kinds if k in whose], processes)
+            for name, whose, processes in (
+                ("servers", SERVERS, settings.servers),
+                ("clients", CLIENTS, CLIENT_COUNT),
+                ("control", CONTROL, 0),
+            )
         ]
         asked = self._under_load(prompts, lanes)
+        self._fill_caches(prompts)
         after, incidents = self._at_rest(before), tuple(self._incidents)
         history = History(settings.redundancy, asked, answers, incidents, before, after, ())
 
@@ -272,12 +277,6 @@ class _Attack:
         """Warm up caches and heaps before the first census: send requests, kill servers; record nothing."""
         settings = self._settings
         self._say("warming up ...")
-        # One request fills the whole key-value cache, so that all its pages are allocated.
-        longest = CACHE_BLOCKS * EngineSizes.page_size - _SHORT
-        filling = (list(prompts[0]) * longest)[:longest]
-        (answer,) = Load(self._cluster.endpoint, [filling], 2).result().answers
-        if answer.error:
-            self._say(f"the cache could not be filled, so memory may grow: {answer.error}")
         load = self._dense_load(prompts)
         kills = [Fault("kill", 0.5, 0.1, (number,), 0) for number in range(_WARM_KILLS)]
         self._drive([self._lane(iter(kills))])
@@ -285,12 +284,24 @@ class _Attack:
         least_s = min(_WARM_SHARE * settings.seconds, _WARM_S)
         self._wait_for(load, requests, least_s, _WARM_S)
         load.stop(_WHOLE_S)
+        # After the kills, since a prompt of this length lets the heaps of servers grow, too.
+        self._fill_caches(prompts)
         self._incidents.clear()
         self._interrupt.wait(_REST_S)
 
-    def _servers(self) -> dict[str, int]:
+    def _fill_caches(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Fill the key-value cache of each client, so that all its pages are allocated."""
+        longest = CACHE_BLOCKS * EngineSizes.page_size - _SHORT
+        # At the same time, and with nothing in common, so that no client gets two of them.
+        fillings = [(list(prompts[i]) * longest)[:longest] for i in range(CLIENT_COUNT)]
+        for answer in Load(self._cluster.endpoint, fillings, 2).result().answers:
+            if answer.error:
+                self._say(f"a cache could not be filled, so memory may grow: {answer.error}")
+
+    def _serving(self) -> dict[str, int]:
         # Copy in one step, because another thread calls this.
-        return {c.name: c.pid for c in by_number(tuple(self._cluster.children.values()))}
+        children = tuple(self._cluster.children.values())
+        return {c.name: c.pid for c in children if c.name.startswith((SERVER, CLIENT))}
 
     def _census(self) -> dict[str, Census]:
         pids = {name: child.pid for name, child in self._cluster.children.items()}

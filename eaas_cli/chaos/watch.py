@@ -19,18 +19,18 @@ class Watch:
     """Polls the status document of a chaos run's cluster, from its own thread.
 
     Args:
-        servers: Returns name and pid of the expert servers that should serve.
+        wanted: Returns name and pid of the expert servers and attention clients that should serve.
 
     Attributes:
         missing: Text on what the last poll found missing, for the report.
     """
 
     def __init__(
-        self, endpoint: str, redundancy: int, servers: Callable[[], dict[str, int]]
+        self, endpoint: str, redundancy: int, wanted: Callable[[], dict[str, int]]
     ) -> None:
         self._endpoint = endpoint
         self._redundancy = redundancy
-        self._servers = servers
+        self._wanted = wanted
         self._whole_at = -1.0
         self.missing = "nobody answered"
         self._over = threading.Event()
@@ -40,8 +40,8 @@ class Watch:
     def whole_since(self, moment: float) -> bool:
         """Whether a poll after that moment found the cluster whole.
 
-        Whole: the last process of every server, a monitor and a balancer serve, and every expert has all its
-        replicas. The next fault of a lane waits for this.
+        Whole: the last process of every server and client, a monitor and a balancer serve, and every expert
+        has all its replicas. The next fault of a lane waits for this.
         """
         return self._whole_at >= moment
 
@@ -52,7 +52,7 @@ class Watch:
 
     def _run(self) -> None:
         while not self._over.wait(_POLL_S):
-            asked_at, wanted = time.monotonic(), self._servers()
+            asked_at, wanted = time.monotonic(), self._wanted()
             try:
                 document = fetch_status(self._endpoint)
             except ClusterError as error:
@@ -61,7 +61,7 @@ class Watch:
             serving = {
                 m["id"]: m["pid"]
                 for m in document["members"]
-                if m["role"] == "expert-server" and m["state"] == "SERVING"
+                if m["role"] in ("expert-server", "attention-client") and m["state"] == "SERVING"
             }
             others = {
                 m["role"]
@@ -72,7 +72,7 @@ class Watch:
             if serving == wanted and len(others) == 2 and replicas >= self._redundancy:
                 self._whole_at = asked_at
             self.missing = (
-                f"not whole again: {len(serving)} of {len(wanted)} servers serve, "
+                f"not whole again: {len(serving)} of {len(wanted)} servers and clients serve, "
                 f"{' and '.join(sorted(others)) or 'neither monitor nor balancer'} too; "
                 f"at least {replicas} replicas"
             )

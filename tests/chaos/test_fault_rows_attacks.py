@@ -38,7 +38,7 @@ def test_row_34_honest_clients_under_attack(
     """Row 34: rapid reset, thousands of streams, slow readers, huge metadata: caps hold; honest p99 at most
     2 times; memory bounded.
     """
-    cluster = start_cluster(checkpoint(), servers=1, redundancy=1, attention_client=False)
+    cluster = start_cluster(checkpoint(), servers=1, redundancy=1, clients=0)
     server = cluster.children["expert-server-0"]
     process = psutil.Process(server.pid)
     client = chaos.join(cluster, 1, transport="grpc")
@@ -78,7 +78,7 @@ def test_row_34_caps_are_told(
     checkpoint: Callable[..., Path], start_cluster: Callable[..., Any]
 ) -> None:
     """Row 34: thousands of streams, huge metadata: caps hold."""
-    cluster = start_cluster(checkpoint(), servers=1, redundancy=1, attention_client=False)
+    cluster = start_cluster(checkpoint(), servers=1, redundancy=1, clients=0)
     for name, method in (
         ("monitor", "/eaas.rpc.v1.MonitorService/Register"),
         ("balancer", "/eaas.rpc.v1.BalancerService/Plan"),

@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from eaas import user_files
+from eaas.config import ClusterConfig
 from eaas.net import server_records
 from eaas.net.grpc_client import channel
 from eaas.rpc.v1 import monitor_pb2, monitor_pb2_grpc
@@ -100,10 +101,10 @@ def as_another(program: str, *arguments: str) -> subprocess.Popen[str]:
 
 @needs_root
 def test_row_43_another_user_of_the_machine_is_refused(
-    checkpoint: Callable[..., Path], start_cluster: Callable[..., Any], settings: Callable[..., Any]
+    checkpoint: Callable[..., Path], start_cluster: Callable[..., Any], settings: ClusterConfig
 ) -> None:
     cluster = start_cluster(
-        checkpoint(), servers=1, redundancy=1, operator_page=True, config=settings()
+        checkpoint(), servers=1, redundancy=1, operator_page=True, config=settings
     )
     children = cluster.children
     addresses = [str(children[n].address) for n in ("monitor", "balancer", "expert-server-0")]
@@ -114,9 +115,11 @@ def test_row_43_another_user_of_the_machine_is_refused(
     assert set(told.values()) == {"UNAUTHENTICATED"}, told
     with channel(addresses[0]) as line:
         stub = monitor_pb2_grpc.MonitorServiceStub(line)
-        snapshot = next(stub.Watch(monitor_pb2.WatchRequest(), timeout=20)).snapshot
+        snapshot = next(
+            stub.Watch(monitor_pb2.WatchRequest(knows_frontends=True), timeout=20)
+        ).snapshot
     assert {m.id for m in snapshot.members} == {
-        *("monitor", "balancer", "expert-server-0", "attention-client")
+        *("monitor", "balancer", "expert-server-0", "attention-client-0", "frontend")
     }
     completion = {"prompt": "a", "max_tokens": 2}
     assert httpx.post(f"{cluster.endpoint}/v1/completions", json=completion, timeout=60).is_success

@@ -71,7 +71,7 @@ def test_row_42_streams_go_on_beside_prompts_of_megabytes(
     """
     cluster = start_cluster(checkpoint(), servers=1, redundancy=1)
     address = cluster.endpoint.removeprefix("http://")
-    client = psutil.Process(cluster.children["attention-client"].pid)
+    client = psutil.Process(cluster.children["frontend"].pid)
     stream = Stream(address)
     try:
         time.sleep(WINDOW_S)

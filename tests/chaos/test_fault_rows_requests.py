@@ -33,7 +33,7 @@ PATIENCE_S = 60.0
 def cluster(checkpoint: Callable[..., Path], fork_server: ForkServer) -> Iterator[LocalCluster]:
     """One cluster for all tests: no request here changes it."""
     with LocalCluster(
-        checkpoint(), servers=2, redundancy=2, attention_client=False, fork_server=fork_server
+        checkpoint(), servers=2, redundancy=2, clients=0, fork_server=fork_server
     ) as cluster:
         yield cluster
 

@@ -97,7 +97,7 @@ def test_latency_of_the_call_that_met_it(
 ) -> None:
     """Without the monitor, which is stopped. A stopped server neither answers nor closes its connections."""
     path = checkpoint("qwen3_moe")
-    cluster = start_cluster(path, attention_client=False, redundancy=2)
+    cluster = start_cluster(path, clients=0, redundancy=2)
     model = attention_client.load(
         path, cluster.monitor_address, config=AttentionClientConfig(transport=transport)
     )

@@ -69,7 +69,7 @@ def cluster(
     cluster = TwoMonitors(
         checkpoint(),
         servers=2,
-        attention_client=False,
+        clients=0,
         config_file=settings,
         log_dir=tmp_path / "logs",
         fork_server=fork_server,

@@ -29,7 +29,7 @@ def test_a_server_that_returns_is_connected_to_each_time(
     chaos: ChaosWorld,
 ) -> None:
     """Also if it is killed again before, while or just after the client connects to it."""
-    cluster = start_cluster(checkpoint(), attention_client=False)
+    cluster = start_cluster(checkpoint(), clients=0)
     client = chaos.join(cluster, cluster.servers, transport=transport)
     client.layer()
     descriptors, threads = len(os.listdir("/proc/self/fd")), threading.active_count()

@@ -145,6 +145,6 @@ def test_alerts_fire_on_kills_and_resolve(
 
     # Last, the endpoint itself.
     client = up.status()["members"]
-    (pid,) = [m["pid"] for m in client if m["role"] == "attention-client"]
+    (pid,) = [m["pid"] for m in client if m["role"] == "frontend"]
     os.kill(pid, signal.SIGKILL)
     eventually(lambda: "EaasEndpointDown" in prometheus.firing())

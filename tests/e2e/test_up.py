@@ -70,7 +70,7 @@ def test_status_json(up: Any) -> None:
     assert document["endpoint"].removesuffix("/v1") == endpoint
     assert document["coverage"] == {"uncovered": [], "min_replicas": 2, "min_nodes": 1}
     roles = sorted(m["role"] for m in document["members"])
-    assert roles == ["attention-client", "balancer", *["expert-server"] * 3, "monitor"]
+    assert roles == ["attention-client", "balancer", *["expert-server"] * 3, "frontend", "monitor"]
     living = up.home.processes()
     for m in document["members"]:
         assert set(m) == {

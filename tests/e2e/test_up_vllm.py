@@ -53,6 +53,11 @@ def group_of(up: Any) -> tuple[int, int, list[int]]:
     return supervisor, server, members
 
 
+def page_of(up: Any) -> str:
+    """Address of the page, with the operator's token."""
+    return str(up.wait_output(r"page: +(http://\S+/)"))
+
+
 def lives(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -70,11 +75,10 @@ def test_the_printed_curl_line_works(up: Any) -> None:
 
 
 def test_the_page_shows_the_cluster_and_chats(up: Any) -> None:
-    url = up.wait_output(r"page: +(http://\S+/)")
-    with chromium() as browser, open_page(browser, url) as watched:
+    with chromium() as browser, open_page(browser, page_of(up)) as watched:
         page = watched.page
         page.get_by_text("all is well").wait_for()
-        assert watched.part("members").get_by_text("SERVING").count() == 6
+        assert watched.part("members").get_by_text("SERVING").count() == 7
         page.get_by_role("button", name="Kill expert-server-2", exact=True).wait_for()
         page.get_by_role("button", name="Send").click()
         page.wait_for_function(
@@ -85,15 +89,20 @@ def test_the_page_shows_the_cluster_and_chats(up: Any) -> None:
         assert watched.complaints == []
 
 
-def test_status_is_that_of_the_embedded_engine(up: Any) -> None:
+def test_status_is_the_same_at_vllms_address_and_at_the_pages(up: Any) -> None:
     document = up.status()
     assert document["coverage"] == {"uncovered": [], "min_replicas": 2, "min_nodes": 1}
     roles = sorted(m["role"] for m in document["members"])
-    assert roles == ["attention-client", "balancer", *["expert-server"] * 3, "monitor"]
+    assert roles == ["attention-client", "balancer", *["expert-server"] * 3, "frontend", "monitor"]
     assert {m["state"] for m in document["members"]} == {"SERVING"}
-    assert up.member("attention-client")["address"] == up.endpoint.removeprefix("http://")
-    done = up.home.run("status", "--endpoint", up.endpoint)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert up.member("vllm")["address"] == up.endpoint.removeprefix("http://")
+    page = f"http://{up.member('frontend')['address']}"
+    assert page_of(up).startswith(page)
+    for endpoint in (up.endpoint, page):
+        for words in (("status",), ("top", "--once"), ("generate", "Hello", "--max-tokens", "4")):
+            done = up.home.run(*words, "--endpoint", endpoint)
+            assert done.returncode == 0, done.stderr
+            assert done.stdout.strip()
 
 
 def test_the_endpoint_has_metrics_of_both_and_checks_hosts(up: Any) -> None:
@@ -103,7 +112,10 @@ def test_the_endpoint_has_metrics_of_both_and_checks_hosts(up: Any) -> None:
     assert "\neaas_expert_server_up{" in page
     refused = httpx.get(f"{up.endpoint}/v1/models", headers={"Host": "evil.example"})
     assert refused.status_code == 403
-    assert httpx.get(f"{up.endpoint}/", timeout=60).status_code == 200
+    assert httpx.get(f"{up.endpoint}/", timeout=60).status_code == 404
+    passed = httpx.get(f"http://{up.member('frontend')['address']}/metrics", timeout=20).text
+    assert "\nvllm:generation_tokens_total{" in passed
+    assert "\neaas_expert_server_up{" in passed
 
 
 def test_a_server_killed_during_an_answer_changes_no_text(up: Any) -> None:
@@ -120,8 +132,13 @@ def test_a_server_killed_during_an_answer_changes_no_text(up: Any) -> None:
 
 
 def test_scale_and_rebalance(up: Any) -> None:
-    for words in (("scale", "4"), ("rebalance",), ("scale", "3")):
-        done = up.home.run(*words, "--endpoint", up.endpoint, timeout=120)
+    page = f"http://{up.member('frontend')['address']}"
+    for endpoint, *words in (
+        (up.endpoint, "scale", "4"),
+        (page, "rebalance"),
+        (page, "drain", "expert-server-3"),
+    ):
+        done = up.home.run(*words, "--endpoint", endpoint, timeout=120)
         assert done.returncode == 0, done.stderr
     assert up.status()["coverage"]["min_replicas"] == 2
 
@@ -131,8 +148,16 @@ def test_a_killed_supervisor_leaves_nothing_of_vllm_and_starts_again(up: Any) ->
     assert len(members) >= 3
     os.kill(supervisor, signal.SIGKILL)
     up.until(lambda: not any(lives(pid) for pid in members), 30)
-    up.wait_output(r"(attention-client \(pid \d+\) serves again)", START_S)
-    assert up.member("attention-client")["state"] == "SERVING"
+    up.wait_output(r"(vllm \(pid \d+\) serves again)", START_S)
+    assert up.member("vllm")["state"] == "SERVING"
+
+
+def test_a_killed_frontend_takes_no_stream_with_it_and_has_its_address_again(up: Any) -> None:
+    page, expected = page_of(up), up.stream()
+    pid = up.member("frontend")["pid"]
+    assert up.stream(after=20, then=lambda: os.kill(pid, signal.SIGKILL)) == expected
+    up.wait_output(r"(frontend \(pid \d+\) serves again)")
+    assert httpx.get(page, follow_redirects=True).status_code == 200
 
 
 def test_ctrl_c_leaves_nothing(up: Any) -> None:

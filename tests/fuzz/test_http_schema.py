@@ -14,16 +14,16 @@ from schemathesis.checks import load_all_checks
 from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from attention_client.serving.prompts.anthropic_body import CountBody, MessagesBody
-from attention_client.serving.prompts.bodies import (
+from eaas.generation.errors import ApiError
+from frontend.prompts.anthropic_body import CountBody, MessagesBody
+from frontend.prompts.bodies import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     TokenizeRequest,
 )
-from attention_client.serving.prompts.body import parse
-from attention_client.serving.prompts.responses_body import ResponsesBody
-from eaas.generation.errors import ApiError
+from frontend.prompts.body import parse
+from frontend.prompts.responses_body import ResponsesBody
 from http_box import Box
 
 pytestmark = pytest.mark.integration

@@ -116,7 +116,7 @@ def cluster(
         checkpoint(),
         servers=1,
         redundancy=1,
-        attention_client=False,
+        clients=0,
         fork_server=fork_server,
         log_dir=logs,
     ) as running:

@@ -68,9 +68,7 @@ def test_shm_to_one_server_and_grpc_to_another(
         pytest.skip(why)
     torch.set_num_threads(1)
     path = checkpoint("qwen3_moe")
-    with ApartCluster(
-        path, servers=2, redundancy=1, attention_client=False, fork_server=fork_server
-    ) as cluster:
+    with ApartCluster(path, servers=2, redundancy=1, clients=0, fork_server=fork_server) as cluster:
         model = attention_client.load(path, cluster.monitor_address)
         joined = cluster_of(model)
         assert joined.config.transport == "auto"

@@ -86,7 +86,7 @@ def base_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_layer_call_needs_the_base_install_only(
     base_python: Path, checkpoint: Callable[..., Path], start_cluster: Callable[..., LocalCluster]
 ) -> None:
-    cluster = start_cluster(checkpoint(), servers=1, redundancy=1, attention_client=False)
+    cluster = start_cluster(checkpoint(), servers=1, redundancy=1, clients=0)
     shape = Checkpoint.open(cluster.model).shape
     dice = torch.Generator().manual_seed(1)
     x_TH = torch.randn(4, shape.hidden_size, generator=dice)

@@ -73,9 +73,7 @@ def large(tmp_path: Path, fork_server: ForkServer) -> Iterator[tuple[Path, int, 
         path, layers=2, hidden=256, experts=96, top_k=2, vocab=300, max_shard_size="1GB"
     )
     size = split(path)
-    with LocalCluster(
-        path, servers=1, redundancy=1, attention_client=False, fork_server=fork_server
-    ) as cluster:
+    with LocalCluster(path, servers=1, redundancy=1, clients=0, fork_server=fork_server) as cluster:
         yield path, size, cluster
 
 

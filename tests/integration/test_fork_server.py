@@ -221,7 +221,7 @@ def test_a_killed_process_keeps_its_number_until_it_is_polled(monitor: ChildProc
 def test_a_cluster_whose_server_is_stopped_killed_and_started_again(
     checkpoint: Callable[..., Path], start_cluster: Callable[..., LocalCluster]
 ) -> None:
-    cluster = start_cluster(checkpoint("qwen3_moe"), attention_client=False)
+    cluster = start_cluster(checkpoint("qwen3_moe"), clients=0)
     child = cluster.children[SERVER]
     assert isinstance(child.process, Forked)
     child.signal(signal.SIGSTOP)
@@ -249,7 +249,7 @@ def test_a_server_that_was_seen_to_end_is_let_in_again_at_once(
     # A lease longer than the test, and longer than any registration is retried.
     file.write_text("monitor: {lease_s: 300, heartbeat_s: 0.5}\n")
     model = shutil.copytree(checkpoint("qwen3_moe"), tmp_path / "model")
-    cluster = start_cluster(model, attention_client=False, config_file=file)
+    cluster = start_cluster(model, clients=0, config_file=file)
     for _ in range(2):
         cluster.children[SERVER].signal(signal.SIGKILL)
         cluster.restart(SERVER)
@@ -273,7 +273,7 @@ LAUNCHER = """
 import json, sys, time
 from pathlib import Path
 from eaas_cli.local import LocalCluster
-with LocalCluster(Path(sys.argv[1]), servers=1, redundancy=1, attention_client=False) as cluster:
+with LocalCluster(Path(sys.argv[1]), servers=1, redundancy=1, clients=0) as cluster:
     pids = {c.name: c.pid for c in cluster.children.values()} | {"fork_server": cluster.fork_server.pid}
     print(json.dumps(pids), flush=True)
     if sys.argv[2] == "waits":

@@ -21,7 +21,7 @@ SIZES = (1, 63, 64, 65, 511, 1024, 2049, MOST)
 @pytest.fixture(scope="module")
 def cluster(checkpoint: Callable[..., Path], fork_server: ForkServer) -> Iterator[LocalCluster]:
     with LocalCluster(
-        checkpoint(), servers=SERVERS, redundancy=2, attention_client=False, fork_server=fork_server
+        checkpoint(), servers=SERVERS, redundancy=2, clients=0, fork_server=fork_server
     ) as cluster:
         yield cluster
 

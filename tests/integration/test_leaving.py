@@ -53,21 +53,21 @@ def stream_through(url: str, then: Callable[[], None]) -> list[str]:
 def cluster(
     checkpoint: Callable[..., Path], start_cluster: Callable[..., LocalCluster], tmp_path: Path
 ) -> LocalCluster:
-    # An answer takes several seconds, longer than a client that ends at once waits.
+    # An answer takes several seconds, longer than a frontend that ends at once waits.
     file = tmp_path / "slow.yaml"
-    file.write_text("attention_client: {port: 0}\nexpert_server: {added_latency_us: 5000}")
+    file.write_text("frontend: {port: 0}\nexpert_server: {added_latency_us: 5000}")
     return start_cluster(
         checkpoint(), servers=1, redundancy=1, config=load_config(file), config_file=file
     )
 
 
-def test_an_attention_client_finishes_its_requests(cluster: LocalCluster) -> None:
-    client = cluster.children["attention-client"]
+def test_a_frontend_finishes_its_requests(cluster: LocalCluster) -> None:
+    frontend = cluster.children["frontend"]
     host, port = cluster.endpoint.removeprefix("http://").split(":")
     refused = threading.Event()
 
     def leave() -> None:
-        client.signal(signal.SIGTERM)
+        frontend.signal(signal.SIGTERM)
 
         def is_closed() -> bool:
             try:
@@ -83,21 +83,21 @@ def test_an_attention_client_finishes_its_requests(cluster: LocalCluster) -> Non
     assert refused.is_set()
     assert events[-1] == "data: [DONE]"
     assert '"completion_tokens":400' in events[-2].replace(" ", "")
-    assert client.reap(20)
-    assert client.process.returncode == 0
+    assert frontend.reap(20)
+    assert frontend.process.returncode == 0
 
 
-def test_a_second_signal_ends_an_attention_client_at_once(cluster: LocalCluster) -> None:
-    client = cluster.children["attention-client"]
+def test_a_second_signal_ends_a_frontend_at_once(cluster: LocalCluster) -> None:
+    frontend = cluster.children["frontend"]
 
     def leave_now() -> None:
-        os.kill(client.pid, signal.SIGINT)
-        os.kill(client.pid, signal.SIGTERM)
+        os.kill(frontend.pid, signal.SIGINT)
+        os.kill(frontend.pid, signal.SIGTERM)
 
     began = time.monotonic()
     events = stream_through(cluster.endpoint, leave_now)
     assert any("stopping" in event for event in events[-2:])
-    assert client.reap(20)
+    assert frontend.reap(20)
     assert time.monotonic() - began < 15
 
 

@@ -49,7 +49,7 @@ def test_tokens_and_kills(
 ) -> None:
     """Servers are killed while both micro-batches have requests in flight."""
     path = checkpoint("qwen3_moe")
-    cluster = start_cluster(path, attention_client=False)
+    cluster = start_cluster(path, clients=0)
     model, joined = load(path, cluster, "on")
     expected = answer(eager(path))
     started = time.monotonic()
@@ -75,7 +75,7 @@ def test_no_replica_left(
 ) -> None:
     """One error ends both micro-batches, and no slot stays in use."""
     path = checkpoint("qwen3_moe")
-    cluster = start_cluster(path, attention_client=False, servers=2, redundancy=1)
+    cluster = start_cluster(path, clients=0, servers=2, redundancy=1)
     model, joined = load(path, cluster, "on", layer_timeout_s=1.0)
     expected = answer(model)
     os.kill(cluster.children["expert-server-1"].pid, signal.SIGKILL)

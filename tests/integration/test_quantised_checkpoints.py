@@ -35,7 +35,7 @@ def test_tokens_and_logits(
     if name in ("ct-int4-zeros", "ct-int8"):
         pytest.skip("compressed-tensors makes no groups of 128 of 64 inputs")
     plain = quantized_copy(source, tmp_path / "model", SCHEMES[name])
-    cluster = start_cluster(tmp_path / "model", servers=1, redundancy=1, attention_client=False)
+    cluster = start_cluster(tmp_path / "model", servers=1, redundancy=1, clients=0)
     expected = eager(plain)
     model = attention_client.load(tmp_path / "model", cluster.monitor_address)
     inputs = ragged(4)
@@ -52,6 +52,6 @@ def test_quantised_twice_is_refused(
     from eaas.config import load_config
 
     quantized_copy(DEMO, tmp_path / "model", SCHEMES["fp8"])
-    config = load_config(attention_client={"port": 0}, expert_server={"quantization": "int8"})
+    config = load_config(frontend={"port": 0}, expert_server={"quantization": "int8"})
     with pytest.raises(EaasError, match="the checkpoint is quantised, its experts are fp8"):
-        start_cluster(tmp_path / "model", attention_client=False, config=config)
+        start_cluster(tmp_path / "model", clients=0, config=config)

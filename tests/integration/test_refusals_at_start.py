@@ -33,7 +33,7 @@ ROLES = (
     "monitor",
     pytest.param("balancer", marks=pytest.mark.nightly),
     pytest.param("expert-server", marks=pytest.mark.nightly),
-    "attention-client",
+    "frontend",
 )
 PATIENCE_S = 100
 
@@ -63,7 +63,7 @@ def start(
     arguments = [role, *more]
     if role != "monitor":
         arguments += ["--join", monitor_address]
-    if role in ("expert-server", "attention-client"):
+    if role in ("expert-server", "frontend"):
         arguments += ["--model", str(model)]
     return subprocess.run(
         [*before, sys.executable, "-m", "eaas_cli", *arguments],
@@ -183,6 +183,7 @@ JOINS = ("--join", "127.0.0.1:1")
 COMMANDS = (
     ("up", "--model"),
     ("attention-client", *JOINS, "--model"),
+    ("frontend", *JOINS, "--model"),
     ("vllm", *JOINS),
     ("trace", "record", "x.npz", "--model"),
     ("bench", "serve", "--model"),

@@ -21,12 +21,13 @@ from attention_client.connections.deadlines import HedgeBudget
 from attention_client.connections.messages import LayerInput
 from attention_client.dispatch import dispatch_policy
 from attention_client.layer_call.call import ClusterView, Dispatcher, LayerCall
-from attention_client.telemetry.tracing import RequestTraces
+from attention_client.telemetry.tracing import LayerTraces
 from eaas.config import TelemetryConfig
 from eaas.errors import ConfigError, ExpertsUnavailableError
 from eaas.telemetry import Tracing, start_tracing
 from eaas.types import Placement
 from eaas.wire.slot import read_trace
+from frontend.tracing import RequestTraces
 from http_box import Box
 from transport_bench import EXPERTS, Client, Server, eventually, some
 
@@ -64,9 +65,13 @@ class World:
     def __init__(self, spans: Spans, transport: str = "shm", checksum: bool = False) -> None:
         self.server = Server(tracing=spans.tracing)
         self.client = Client(transport, checksum)
-        self.traces = RequestTraces(spans.tracing)
-        self.traces.watch(lambda: self.in_batch)
+        self.requests = RequestTraces(spans.tracing)
+        self.traces = LayerTraces(spans.tracing)
+        self.begun: dict[str, bytes] = {}
         self.in_batch: tuple[str, ...] = ("r1",)
+        self.traces.watch(
+            lambda: [trace for name in self.in_batch if (trace := self.begun.get(name))]
+        )
         self.dispatcher = Dispatcher(
             replicas=one_server(self.client.connect(self.server.address)),
             policy=dispatch_policy("weights"),
@@ -76,6 +81,13 @@ class World:
             metrics=self.client.metrics,
             traces=self.traces,
         )
+
+    def begin(self, name: str, prompt_tokens: int, max_tokens: int) -> None:
+        self.begun[name] = self.requests.begin(name, prompt_tokens, max_tokens)
+
+    def end(self, name: str, reason: str, tokens: int) -> None:
+        self.requests.end(name, reason, tokens)
+        del self.begun[name]
 
     def call(self, layer: int = 1, ids_TK: Any = None) -> torch.Tensor:
         x_TH, drawn_TK, scores_TK = some(3)
@@ -124,10 +136,10 @@ def test_request_layer_dispatch_server_batch(
 ) -> None:
     spans = Spans()
     world = make(spans, transport, checksum)
-    world.traces.begin("r1", prompt_tokens=5, max_tokens=7)
+    world.begin("r1", prompt_tokens=5, max_tokens=7)
     world.call(layer=1)
-    world.traces.first_token("r1")
-    world.traces.end("r1", "length", 7)
+    world.requests.first_token("r1")
+    world.end("r1", "length", 7)
     eventually(lambda: spans.named("server batch"))
     request, layer, dispatch, batch = (
         spans.one(name) for name in ("request", "layer", "dispatch", "server batch")
@@ -159,18 +171,18 @@ def test_request_layer_dispatch_server_batch(
 def test_a_request_that_is_not_sampled_leaves_nothing(make: Callable[..., World]) -> None:
     spans = Spans(sampling=0.0)
     world = make(spans)
-    world.traces.begin("r1", 5, 7)
+    world.begin("r1", 5, 7)
     world.call()
     assert not world.traced_slots()
-    world.traces.first_token("r1")
-    world.traces.end("r1", "stop", 1)
+    world.requests.first_token("r1")
+    world.end("r1", "stop", 1)
     assert spans.exporter.get_finished_spans() == ()
 
 
 def test_a_request_outside_the_batch_gets_no_spans_of_it(make: Callable[..., World]) -> None:
     spans = Spans()
     world = make(spans)
-    world.traces.begin("waits", 5, 7)
+    world.begin("waits", 5, 7)
     world.call()
     assert not world.traced_slots()
     assert not spans.exporter.get_finished_spans()
@@ -178,7 +190,7 @@ def test_a_request_outside_the_batch_gets_no_spans_of_it(make: Callable[..., Wor
     world.in_batch = ("waits",)
     world.call()
     assert world.traced_slots()
-    world.traces.end("waits", "stop", 1)
+    world.end("waits", "stop", 1)
     for _ in range(8):
         world.call()
     assert not world.traced_slots()
@@ -190,10 +202,10 @@ def test_the_others_of_a_batch_are_linked(make: Callable[..., World]) -> None:
     world = make(spans)
     world.in_batch = ("r1", "unknown", "r2")
     for name in ("r1", "r2"):
-        world.traces.begin(name, 1, 1)
+        world.begin(name, 1, 1)
     world.call()
     for name in ("r1", "r2"):
-        world.traces.end(name, "stop", 1)
+        world.end(name, "stop", 1)
     first, second = spans.named("request")
     layer = spans.one("layer")
     assert parent_of(layer) == id_of(first)
@@ -205,14 +217,14 @@ def test_the_others_of_a_batch_are_linked(make: Callable[..., World]) -> None:
 def test_a_layer_call_that_fails_says_so(make: Callable[..., World]) -> None:
     spans = Spans()
     world = make(spans)
-    world.traces.begin("r1", 1, 1)
+    world.begin("r1", 1, 1)
     world.client.connections[0].lose("for the test")
     world.dispatcher = Dispatcher(
         **{**vars(world.dispatcher), "timeout_s": 0.05, "attempt_timeout_s": 0.05}
     )
     with pytest.raises(ExpertsUnavailableError):
         world.call()
-    world.traces.end("r1", "error", 0)
+    world.end("r1", "error", 0)
     assert spans.one("layer").status.status_code is StatusCode.ERROR
     assert spans.one("request").status.status_code is StatusCode.ERROR
 
@@ -221,7 +233,7 @@ def test_a_layer_call_that_fails_says_so(make: Callable[..., World]) -> None:
 def test_the_engine_knows_whose_forward_pass_it_is(kind: str) -> None:
     """In a batch, and one request at a time."""
     spans = Spans()
-    box = Box(kind, traces=RequestTraces(spans.tracing))
+    box = Box(kind, tracing=spans.tracing)
     try:
         box.complete(max_tokens=4)
     finally:

@@ -63,9 +63,7 @@ def test_two_gpus_a_cpu_beside_one_and_kills(
 ) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     path = checkpoint("qwen3_moe")
-    cluster = start_cluster(
-        path, servers=2, redundancy=2, attention_client=False, devices=("cuda:0", "cuda:1")
-    )
+    cluster = start_cluster(path, servers=2, redundancy=2, clients=0, devices=("cuda:0", "cuda:1"))
     model = attention_client.load(path, cluster.monitor_address, config=PATIENT)
     inputs = prompts(2)
     with torch.no_grad():

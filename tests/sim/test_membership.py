@@ -319,8 +319,8 @@ def test_row_27_nothing_that_decides_reads_the_wall_clock() -> None:
     # Times for people: of an answer and of the model (OpenAI's API), and of a decision. Also dates of
     # certificates, and spans.
     for_people = (
-        "attention_client/serving/requests/generation.py: self.created = int(time.time())",
-        "attention_client/serving/requests/service.py: self._created = int(time.time())",
+        "frontend/requests/generation.py: self.created = int(time.time())",
+        "frontend/requests/service.py: self._created = int(time.time())",
         "balancer/live/history.py: wall_clock: Callable[[], float] = time.time,",
         "eaas/telemetry/spans.py: self._of.processor.on_end(EndedChild(self._of, self, time.time_ns()))",
         "eaas/telemetry/spans.py: self.start_ns = time.time_ns()",

@@ -126,6 +126,21 @@ def test_a_damaged_history_is_one_clear_error(tmp_path: Path, value: str) -> Non
         Monitor(MonitorConfig(data_dir=str(tmp_path)))
 
 
+def test_frontends_after_a_restart_and_for_an_earlier_release(plane: Plane, tmp_path: Path) -> None:
+    first = Monitor(MonitorConfig(data_dir=str(tmp_path)))
+    with channel(first.address) as opened:
+        monitor_pb2_grpc.MonitorServiceStub(opened).Register(registration("f", Role.FRONTEND))
+    first.stop()
+    # A monitor of an earlier release cannot read the role.
+    with sqlite3.connect(tmp_path / "monitor.db") as file:
+        ((data,),) = file.execute("SELECT event FROM members WHERE id = 'f'")
+    file.close()
+    kept = monitor_pb2.MemberEvent.FromString(data)
+    assert kept.member.role == common_pb2.ROLE_ATTENTION_CLIENT
+    observer = plane.observe(plane.monitor(data_dir=str(tmp_path)).address)
+    assert observer.wait(lambda view: "f" in view.members).members["f"].role is Role.FRONTEND
+
+
 def test_left_members_after_a_restart_and_for_an_earlier_release(
     plane: Plane, tmp_path: Path
 ) -> None:

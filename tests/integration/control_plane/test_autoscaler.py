@@ -10,7 +10,6 @@ from unittest.mock import MagicMock
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from attention_client.serving.metrics import ServeMetrics
 from balancer.autoscaler.live import LiveAutoscaler
 from control_plane import SERVING, MetricsServer, Plane, eventually
 from eaas.config import AutoscalerConfig
@@ -18,6 +17,7 @@ from eaas.control_plane.balancer_client import BalancerClient
 from eaas.errors import ClusterError, ConfigError
 from eaas_cli.chaos.cluster import free_port
 from eaas_cli.local.scaling import ScaleWatch
+from frontend.metrics import ServeMetrics
 
 pytestmark = pytest.mark.integration
 

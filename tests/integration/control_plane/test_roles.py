@@ -111,7 +111,7 @@ def test_row_32_a_client_pushes_a_placement(
     service = Service("eaas.rpc.v1.ExpertService", add, Servicer(), EXPERT_ROLES)
     address = serve_tls(directory, cleanup, service)
     push = expert_pb2.PreparePlacementRequest(epoch=9, layers=[common_pb2.Holding(experts=[1])])
-    for role in ("attention-client", "expert-server", "monitor", OPERATOR, NOBODY):
+    for role in ("attention-client", "frontend", "expert-server", "monitor", OPERATOR, NOBODY):
         stub = expert_pb2_grpc.ExpertServiceStub(call_as(role, address))
         assert code(stub.PreparePlacement, push) is DENIED, role
         assert code(stub.Drain, expert_pb2.DrainRequest()) is DENIED, role
@@ -134,7 +134,7 @@ def test_row_32_members_do_not_change_placements_at_the_balancer(
     add = balancer_pb2_grpc.add_BalancerServiceServicer_to_server
     service = Service("eaas.rpc.v1.BalancerService", add, balancer, BALANCER_ROLES)
     address = serve_tls(directory, cleanup, service)
-    for role in ("attention-client", "expert-server", "balancer"):
+    for role in ("attention-client", "frontend", "expert-server", "balancer"):
         stub = balancer_pb2_grpc.BalancerServiceStub(call_as(role, address))
         for name in BALANCER_ROLES:
             request = getattr(balancer_pb2, f"{name}Request")()

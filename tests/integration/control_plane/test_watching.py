@@ -15,6 +15,7 @@ import pytest
 
 from benchmarks.scale.members import SimulatedMembers
 from control_plane import PATIENCE_S, SERVING, Plane, registration
+from eaas.membership.cluster_view import MembershipFold
 from eaas.net.grpc_client import STREAM_SIGN_S, channel
 from eaas.rpc.v1 import monitor_pb2 as pb
 from eaas.rpc.v1 import monitor_pb2_grpc
@@ -80,6 +81,32 @@ def test_signs_of_life_are_for_those_that_have_no_other(stub: Any, heartbeats_te
     else:
         (sign,) = told
         assert sign >= STREAM_SIGN_S
+
+
+def test_watchers_of_an_earlier_release_meet_no_frontend(stub: Any) -> None:
+    """They know neither the role nor, of its events, more than that the revision rises."""
+    stub.Register(registration("balancer"))
+    watched = iter(stub.Watch(pb.WatchRequest(knows_left=True), timeout=PATIENCE_S))
+    former = MembershipFold()
+    former.take(next(watched), 0.0)
+    stub.Register(registration("frontend-0", Role.FRONTEND))
+    arrives = next(watched)
+    stub.Deregister(pb.DeregisterRequest(id="frontend-0", incarnation=1))
+    leaves = next(watched)
+    for response in (arrives, leaves):
+        assert response.event.member.role in range(1, Role.FRONTEND.number)
+        former.take(response, 0.0)
+        assert former.view.members.keys() == {"balancer", "monitor"}
+    stub.Register(registration("frontend-1", Role.FRONTEND))
+    current = MembershipFold()
+    current.take(next(iter(stub.Watch(current.position, timeout=PATIENCE_S))), 0.0)
+    assert [m.id for m in current.view.live(Role.FRONTEND)] == ["frontend-1"]
+    again = stub.Watch(pb.WatchRequest(knows_left=True), timeout=PATIENCE_S)
+    snapshot = next(iter(again)).snapshot
+    assert {m.id for m in snapshot.members} == {"balancer", "monitor"}
+    # Signs of life tell a watcher by its revision whether it missed something.
+    former.take(next(watched), 0.0)
+    assert former.view.revision == snapshot.revision
 
 
 def test_a_watcher_that_does_not_read_is_sent_a_snapshot_of_what_it_missed(stub: Any) -> None:

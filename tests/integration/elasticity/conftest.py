@@ -112,7 +112,7 @@ def elastic(
             f"balancer: {{dead_grace_s: {dead_grace_s}}}\nexpert_server: {{node: {json.dumps(node)}}}"
         )
         cluster = start_cluster(
-            path, attention_client=False, config_file=config, config=load_config(config), **options
+            path, clients=0, config_file=config, config=load_config(config), **options
         )
         client = Client(path, cluster.monitor_address, expected)
         client.wait_settled(

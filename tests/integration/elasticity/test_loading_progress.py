@@ -34,7 +34,7 @@ def test_a_server_that_joins(start_cluster: Callable[..., LocalCluster], tmp_pat
         model,
         servers=1,
         redundancy=1,
-        attention_client=False,
+        clients=0,
         config_file=file,
         config=load_config(file),
     )

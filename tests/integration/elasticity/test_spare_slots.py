@@ -33,7 +33,7 @@ def test_tokens_are_those_of_transformers(
     monkeypatch.setenv("EAAS_BALANCER__SPARE_SLOTS", "true")
     monkeypatch.setenv("EAAS_BALANCER__STEP_S", "0.2")
     path = checkpoint("qwen3_moe")
-    cluster = start_cluster(path, servers=4, redundancy=1, attention_client=False)
+    cluster = start_cluster(path, servers=4, redundancy=1, clients=0)
     model = attention_client.load(
         path, cluster.monitor_address, config=AttentionClientConfig(layer_timeout_s=30.0)
     )

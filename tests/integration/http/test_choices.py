@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from attention_client.serving.limits import ServeLimits
+from frontend.limits import ServeLimits
 from http_box import CHAT, Box, error_of, events
 
 pytestmark = pytest.mark.integration

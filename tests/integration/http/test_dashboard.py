@@ -28,9 +28,19 @@ def button(watched: Watched, name: str) -> Any:
     return watched.page.get_by_role("button", name=name, exact=True)
 
 
-def questions(watched: Watched) -> Any:
-    """The buttons that wait for a confirmation."""
-    return watched.page.get_by_role("button", name=re.compile(r"\?$"))
+def ask(watched: Watched, name: str) -> Any:
+    """Press a button that asks for a confirmation; return its dialog."""
+    button(watched, name).click()
+    dialog = watched.page.get_by_role("dialog", name=f"{name}?")
+    dialog.wait_for()
+    # The second press of a double click confirms nothing.
+    watched.page.wait_for_timeout(A_WHILE_MS)
+    return dialog
+
+
+def confirm(watched: Watched, name: str) -> None:
+    """Press a button, and confirm."""
+    ask(watched, name).get_by_role("button", name=name).click()
 
 
 def status(watched: Watched) -> str:
@@ -97,7 +107,22 @@ def test_buttons_follow_the_state_of_their_server(scene: Scene) -> None:
         kills.nth(4).dispatch_event("click")
         watched.page.wait_for_timeout(A_WHILE_MS)
     assert status(watched) == ""
-    assert questions(watched).count() == 0
+    assert watched.page.get_by_role("dialog").count() == 0
+
+
+def test_engines_are_listed_with_buttons_and_what_they_lost(scene: Scene) -> None:
+    watched = scene("engines")
+    watched.wait_text("members", "frontend")
+    watched.wait_text("alerts", "attention-client-1 is DEAD.")
+    watched.wait_text("alerts", "Requests continue on another attention client.")
+    assert "Attention clients 1 of 2 serving" in texts(watched, "summary")
+    assert "2 running, 0 waiting, 3 moved to another attention client. " in texts(watched, "curves")
+    named = [f"attention-client-{i}" for i in range(2)]
+    kills = [button(watched, f"Kill {name}") for name in named]
+    assert [kill.is_enabled() for kill in kills] == [True, False]
+    assert button(watched, "Kill frontend").count() == 0
+    confirm(watched, "Kill attention-client-0")
+    watched.wait_text("operate-status", "attention-client-0 runs on elsewhere")
 
 
 def test_the_banner_is_always_in_sight(scene: Scene) -> None:
@@ -207,7 +232,10 @@ def test_each_part_says_its_figures(scene: Scene) -> None:
     watched = scene("states")
     watched.wait_text("members", "expert-server-1 loads 1.4 of 4.0 GB (35 %), 28.0 MB/s, 93 s left")
     for name, words in (
-        ("summary", "Expert servers 1 of 5 serving Live replicas ≥ 1, on 1 node Epoch 3 PAR 1.20"),
+        (
+            "summary",
+            "Expert servers 1 of 5 serving Attention clients — Live replicas ≥ 1, on 1 node Epoch 3 PAR 1.20",
+        ),
         ("summary", "Bound 1.05 Gap 1.14 Tokens/s"),
         ("summary", "TTFT 200 ms ITL 40 ms"),
         ("events", "0 s ago balancer moved 0 5 s ago balancer moved 1"),
@@ -231,8 +259,10 @@ def test_each_part_says_its_figures(scene: Scene) -> None:
 def test_what_is_unknown_or_nothing_is_said(scene: Scene) -> None:
     watched = scene("empty", viewport=WIDE)
     watched.wait_text("load", "The load is not known yet.")
-    tiles = "Expert servers — Live replicas — Epoch — PAR — Bound — Gap — Tokens/s — TTFT — ITL —"
-    assert texts(watched, "summary") == tiles
+    tiles = (
+        "Expert servers — Attention clients — Live replicas — Epoch — PAR — Bound — Gap — Tokens/s"
+    )
+    assert texts(watched, "summary") == f"{tiles} — TTFT — ITL —"
     assert "The placement is not known yet." in texts(watched, "placement")
     assert "No events since the first viewer opened this page." in texts(watched, "events")
     assert "The balancer has not told its decisions yet." in texts(watched, "decisions")
@@ -331,7 +361,7 @@ def test_another_host_name_gives_no_buttons(ui_fixture: UiFixture) -> None:
         named = {"host": f"{host}:{port}"}
         snapshot = httpx.get(f"{ui_fixture.url}/eaas/v1/snapshot", headers=named, timeout=60)
         assert snapshot.json()["is_operator"] is has_buttons
-        order = {"action": "kill", "server": "expert-server-1", "incarnation": 1}
+        order = {"action": "kill", "member": "expert-server-1", "incarnation": 1}
         asked = httpx.post(
             f"{ui_fixture.url}/eaas/v1/actions", headers=named, json=order, timeout=60
         )
@@ -402,51 +432,36 @@ def test_nothing_moves_when_a_server_becomes_busy(scene: Scene, viewport: Any) -
     assert idle == busy
 
 
-def test_a_second_press_confirms_a_kill(scene: Scene) -> None:
+def test_a_dialog_confirms_a_kill(scene: Scene) -> None:
     watched = scene("small", viewport=WIDE)
-    kill = button(watched, "Kill expert-server-1")
-    kill.wait_for()
+    button(watched, "Kill expert-server-1").wait_for()
     before = places(watched)
     watched.page.set_viewport_size(WIDE)
-    kill.dblclick()
-    asking = button(watched, "Kill expert-server-1?")
-    asking.wait_for()
-    assert asking.inner_text() == "Kill?"
-    assert places(watched) == before, "the button keeps its place and size"
-    watched.page.wait_for_timeout(A_WHILE_MS)
+    ask(watched, "Kill expert-server-1")
+    assert places(watched) == before, "the dialog moves nothing"
+    watched.page.set_viewport_size(WIDE)
+    # The focus is on Cancel, where a key held down does no harm.
+    expect(button(watched, "Cancel").last).to_be_focused()
+    watched.page.keyboard.press("Enter")
+    expect(button(watched, "Kill expert-server-1")).to_be_focused()
     assert status(watched) == ""
-    assert questions(watched).count() == 1
-    asking.click()
-    # The server runs on another host, so it gets no signal.
-    watched.wait_text("operate-status", "expert-server-1 runs on elsewhere")
-    kill.wait_for()
-    # Presses without a pause, as of a key held down, count as one.
+    button(watched, "Kill expert-server-1").dblclick()
     button(watched, "Kill expert-server-2").evaluate(
         "b => { for (let i = 0; i < 9; i++) b.click() }"
     )
-    button(watched, "Kill expert-server-2?").wait_for()
-    assert "expert-server-1" in status(watched)
-    # By keyboard.
-    button(watched, "Kill expert-server-0").focus()
-    watched.page.keyboard.press("Enter")
-    asking = button(watched, "Kill expert-server-0?")
-    expect(asking).to_be_focused()
-    assert asking.get_attribute("aria-description") == "Press again to confirm"
-    watched.page.wait_for_timeout(A_WHILE_MS)
-    watched.page.keyboard.press("Enter")
-    watched.wait_text("operate-status", "expert-server-0 runs on elsewhere")
+    watched.page.keyboard.press("Escape")
+    assert status(watched) == "", "presses without a pause confirm nothing"
+    confirm(watched, "Kill expert-server-1")
+    # The server runs on another host, so it gets no signal.
+    watched.wait_text("operate-status", "expert-server-1 runs on elsewhere")
 
 
-def test_a_question_expires_and_ends_with_the_incarnation(scene: Scene) -> None:
+def test_a_confirmation_is_for_the_incarnation_that_was_shown(scene: Scene) -> None:
     watched = scene("small", viewport=WIDE)
-    button(watched, "Kill expert-server-0").click()
-    button(watched, "Kill expert-server-0?").wait_for()
-    button(watched, "Kill expert-server-0").wait_for()
-    button(watched, "Kill expert-server-2").click()
-    button(watched, "Kill expert-server-2?").wait_for()
+    dialog = ask(watched, "Kill expert-server-2")
     scene("again")
-    button(watched, "Kill expert-server-2").wait_for(timeout=4000)
-    assert status(watched) == ""
+    dialog.get_by_role("button", name="Kill expert-server-2").click()
+    watched.wait_text("operate-status", "expert-server-2 is gone or has restarted")
 
 
 def test_the_page_fits_and_has_contrast(scene: Scene) -> None:
@@ -462,7 +477,7 @@ def test_the_page_fits_and_has_contrast(scene: Scene) -> None:
             page.set_viewport_size(size)
             # Without transitions, which would show intermediate colours.
             page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
-            page.evaluate("document.querySelector('.press.danger').classList.add('asking')")
+            page.evaluate("document.querySelector('#confirm').show()")
             assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
             contrasts = page.evaluate(CONTRASTS)
             assert len(contrasts) > 60

@@ -22,7 +22,7 @@ VIEWERS = 3
 SETTLE_S, WATCH_S, WATCHES = 2.0, 4.0, 5
 MOST = 0.03  # cores for one viewer
 # The dashboard polls the control plane, too.
-POLLED = ("attention-client", "monitor", "balancer")
+POLLED = ("frontend", "attention-client-0", "monitor", "balancer")
 
 
 def used(pids: list[int]) -> float:

@@ -13,10 +13,10 @@ import httpx
 import openai
 import pytest
 
-from attention_client.serving.dashboard.mount import Dashboard
 from browser import open_page
 from dashboard_process import Stage
 from eaas.net.api_keys import ApiKeys
+from frontend.dashboard.mount import Dashboard
 from http_box import CHAT, LIMITS, Box, error_of
 from raw_http import connected, read_all, read_until
 

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import httpx
 import pytest
 
-from attention_client.serving.limits import ServeLimits
+from frontend.limits import ServeLimits
 from http_box import Box, error_of
 
 pytestmark = pytest.mark.integration

@@ -13,8 +13,8 @@ import torch
 
 from attention_client.generation import sequential
 from attention_client.generation.live_admission import LiveAdmission
-from attention_client.serving.requests.logprobs import TokenTexts
 from decoding import greedy
+from frontend.requests.logprobs import TokenTexts
 from http_box import CHAT, VOCABULARY, Box, events, tiny_model
 
 pytestmark = pytest.mark.integration

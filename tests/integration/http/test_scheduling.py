@@ -18,13 +18,14 @@ from attention_client.engines.transformers.model import load_model
 from attention_client.generation.live_admission import LiveAdmission
 from attention_client.generation.sizes import EngineSizes
 from attention_client.scheduler.recording import read_recording
-from attention_client.serving.access import Access
-from attention_client.serving.app import build_app
-from attention_client.serving.limits import ServeLimits
-from attention_client.serving.network.server import HttpServer, bind
 from decoding import answers
 from eaas.config import SchedulerConfig
+from eaas.net.listen import bind
 from eaas_cli.bench.baseline import LocalExperts
+from frontend.access import Access
+from frontend.limits import ServeLimits
+from frontend.network.server import HttpServer
+from http_box import app_over
 from simulator.caps.replay import replay
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -46,7 +47,7 @@ class Served:
         experts = experts_of(path)
         self.model = load_model(experts.checkpoint, experts)  # type: ignore[arg-type]
         self.registry = CollectorRegistry()
-        app = build_app(
+        app = app_over(
             self.model,
             AutoTokenizer.from_pretrained(path),
             names=["tiny"],

@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from attention_client.serving.network.server import bind
 from eaas.errors import ConfigError, PortInUseError
+from eaas.net.listen import bind
 from http_box import SIZES, Box, events
 
 pytestmark = pytest.mark.integration

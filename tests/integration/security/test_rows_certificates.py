@@ -105,7 +105,7 @@ def test_row_31_a_members_certificate_does_not_make_it_the_monitor(
     directory: Path, cleanup: ExitStack
 ) -> None:
     """Row 31: wrong-name certificate: handshake refused. Here the server's own is the wrong one."""
-    for role in ("expert-server", "balancer", "attention-client", "operator"):
+    for role in ("expert-server", "balancer", "attention-client", "frontend", "operator"):
         credentials = Identity(directory, role).server_credentials()
         service = Service("eaas.test.Echo", Echo().add_to, None)
         server = serve([service], "127.0.0.1", 0, credentials=credentials)
@@ -212,14 +212,14 @@ def test_row_32_nobody_registers_as_what_it_is_not(
         role: monitor_pb2_grpc.MonitorServiceStub(
             cleanup.enter_context(line_to(monitor.address, directory, role))
         )
-        for role in ("expert-server", "attention-client", "balancer", "operator")
+        for role in ("expert-server", "attention-client", "frontend", "balancer", "operator")
     }
 
     def register(holder: str, what: Member) -> grpc.StatusCode:
         request = registration(what.id, what.role)
         return code_of(lambda: stubs[holder].Register(request))
 
-    for role in (Role.EXPERT_SERVER, Role.ATTENTION_CLIENT, Role.BALANCER):
+    for role in (Role.EXPERT_SERVER, Role.ATTENTION_CLIENT, Role.FRONTEND, Role.BALANCER):
         for holder in stubs:
             wanted = grpc.StatusCode.OK if holder == role.value else DENIED
             assert register(holder, member(f"a-{role.value}", role)) is wanted, (holder, role)

@@ -101,7 +101,7 @@ def world(
         exact,
         servers=SERVERS,
         redundancy=REDUNDANCY,
-        attention_client=False,
+        clients=0,
         fork_server=fork_server,
         log_dir=logs,
     ) as cluster:

@@ -84,7 +84,7 @@ def test_greedy_tokens_equal_those_of_the_embedded_engine(
     start_cluster: Callable[..., LocalCluster], tmp_path: Path, arch: str, scheme: str
 ) -> None:
     path = quantised(arch, scheme, tmp_path)
-    cluster = start_cluster(path, attention_client=False, servers=3, redundancy=2)
+    cluster = start_cluster(path, clients=0, servers=3, redundancy=2)
     monitor, prompts = cluster.monitor_address, some_prompts()
     expected = embedded(path, monitor, prompts)
     overrides = {"quantization_config": None}
@@ -101,7 +101,7 @@ def test_eaas_vllm_hides_the_quantisation(
 ) -> None:
     """As a user starts it, with overrides of the user's own."""
     path = quantised("demo", "fp8", tmp_path)
-    cluster = start_cluster(path, attention_client=False, servers=2, redundancy=1)
+    cluster = start_cluster(path, clients=0, servers=2, redundancy=1)
     options = ("--enforce-eager", "--max-model-len", "512", "--hf-overrides", '{"eos_token_id": 1}')
     endpoint = VllmEndpoint(path, cluster.monitor_address, tmp_path / "log", *options)
     try:
@@ -117,6 +117,6 @@ def test_without_the_override_one_line_says_what_to_add(
     start_cluster: Callable[..., LocalCluster], tmp_path: Path
 ) -> None:
     path = quantised("demo", "ct-int4", tmp_path)
-    cluster = start_cluster(path, attention_client=False, servers=1, redundancy=1)
+    cluster = start_cluster(path, clients=0, servers=1, redundancy=1)
     with pytest.raises(AssertionError, match=r"is quantised, .* add --hf-overrides"):
         generate(path, some_prompts()[:1], 1, tmp_path, cluster.monitor_address)

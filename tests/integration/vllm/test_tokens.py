@@ -54,7 +54,7 @@ def test_greedy_tokens_equal_those_of_local_experts(
     write_demo_model(path, arch=arch, layers=3, hidden=256, experts=8, top_k=2, seed=1)
     prompts = some_prompts(PROMPTS)
     expected, _ = generate(path, prompts, TOKENS, tmp_path, enforce_eager=eager)
-    cluster = start_cluster(path, attention_client=False, servers=3, redundancy=2)
+    cluster = start_cluster(path, clients=0, servers=3, redundancy=2)
     monitor = cluster.monitor_address
     found, _ = generate(path, prompts, TOKENS, tmp_path, monitor, enforce_eager=eager)
     different = [
@@ -77,7 +77,7 @@ def test_ranks_that_share_a_model(
     write_demo_model(path, layers=4, hidden=256, experts=8, top_k=2, seed=1)
     prompts = some_prompts(PROMPTS)
     expected, _ = generate(path, prompts, TOKENS, tmp_path)
-    cluster = start_cluster(path, attention_client=False, servers=3, redundancy=2)
+    cluster = start_cluster(path, clients=0, servers=3, redundancy=2)
     cores = sorted(os.sched_getaffinity(0))[:2]
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "|".join(map(str, cores)))
     found, _ = generate(
@@ -101,7 +101,7 @@ def test_no_memory_for_the_experts(
     assert size >= LEAST_EXPERT_BYTES
     prompts = some_prompts(2)
     expected, with_experts = generate(path, prompts, 4, tmp_path)
-    cluster = start_cluster(path, attention_client=False, servers=2, redundancy=1)
+    cluster = start_cluster(path, clients=0, servers=2, redundancy=1)
     found, without = generate(path, prompts, 4, tmp_path, cluster.monitor_address)
     print(
         f"{with_experts / 1e6:.0f} MB with {size / 1e6:.0f} MB of experts, {without / 1e6:.0f} MB"

@@ -1,0 +1,218 @@
+"""Rows 53, 54 and 56 of the fault contract: a frontend and two attention clients in a cluster whose processes
+die or are cut off. Each test quotes its row.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from chaos_world import MemberLog
+from completions import Load
+from eaas.config import load_config
+from eaas.types import MemberState
+from eaas_cli.chaos.cluster import free_port
+from eaas_cli.local import LocalCluster
+from eaas_cli.local.fork_server import ForkServer
+from eaas_cli.local.process import ChildProcess
+from network_faults import Proxy
+from waiting import eventually
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
+
+FRONTEND, CLIENTS = "frontend", ("attention-client-0", "attention-client-1")
+SERVING, DEAD = MemberState.SERVING, MemberState.DEAD
+
+
+class CutOffCluster(LocalCluster):
+    """A cluster in which processes reach the monitor through proxies.
+
+    Attributes:
+        proxies: By the names of the processes.
+    """
+
+    def __init__(self, *arguments: Any, cut_off: tuple[str, ...] = (), **options: Any) -> None:
+        super().__init__(*arguments, clients=2, **options)
+        self.proxies: dict[str, Proxy] = {}
+        self._cut_off = cut_off
+
+    def _spawn(self, name: str, *arguments: str) -> ChildProcess:
+        if name in self._cut_off:
+            proxy = self.proxies[name] = Proxy(self.monitor_address)
+            arguments = tuple(proxy.address if a == self.monitor_address else a for a in arguments)
+        return super()._spawn(name, *arguments)
+
+    def stop(self) -> None:
+        super().stop()
+        for proxy in self.proxies.values():
+            proxy.close()
+
+
+@pytest.fixture
+def start(
+    checkpoint: Callable[..., Path], fork_server: ForkServer, tmp_path: Path
+) -> Iterator[Callable[..., CutOffCluster]]:
+    """Start a cluster; the arguments are processes with a proxy."""
+    started = []
+
+    def start(*cut_off: str) -> CutOffCluster:
+        config = load_config(
+            frontend={"port": 0},
+            attention_client={"compile": False, "cache_blocks": 64},
+            monitor={"port": free_port("127.0.0.1"), "data_dir": str(tmp_path / "monitor")},
+        )
+        cluster = CutOffCluster(
+            checkpoint(),
+            cut_off=cut_off,
+            config=config,
+            log_dir=tmp_path / "logs",
+            fork_server=fork_server,
+        )
+        started.append(cluster)
+        cluster.start()
+        return cluster
+
+    yield start
+    for cluster in started:
+        cluster.stop()
+
+
+def test_row_53_a_frontend_cut_off_from_the_monitor(start: Callable[..., CutOffCluster]) -> None:
+    """Row 53: a frontend cut off from the monitor: it serves on with the engines that it knows, and moves
+    requests among them; afterwards it finds new ones.
+    """
+    cluster = start(FRONTEND)
+    log = MemberLog(cluster.monitor_address)
+    load = Load(cluster.endpoint, streams=4, tokens=48)
+    with load.running():
+        cluster.proxies[FRONTEND].cut(up=True, down=True)
+        eventually(lambda: log.states(FRONTEND)[-1:] == [DEAD])
+        load.some_more()
+        cluster.children[CLIENTS[0]].signal(signal.SIGKILL)
+        load.some_more()
+        cluster.proxies[FRONTEND].heal()
+        cluster.restart(CLIENTS[0])
+        eventually(lambda: log.states(FRONTEND)[-1:] == [SERVING])
+        cluster.children[CLIENTS[1]].signal(signal.SIGKILL)
+        load.some_more()
+    log.close()
+
+
+def test_row_54_an_engine_cut_off_from_the_monitor(start: Callable[..., CutOffCluster]) -> None:
+    """Row 54, the reverse: an engine cut off from the monitor but not from the frontend: its requests move;
+    afterwards it is used again.
+    """
+    cluster = start(CLIENTS[0])
+    log = MemberLog(cluster.monitor_address)
+    load = Load(cluster.endpoint, streams=4, tokens=48)
+    with load.running():
+        cluster.proxies[CLIENTS[0]].cut(up=True, down=True)
+        eventually(lambda: log.states(CLIENTS[0])[-1:] == [DEAD])
+        load.some_more()
+        cluster.proxies[CLIENTS[0]].heal()
+        eventually(lambda: log.states(CLIENTS[0])[-1:] == [SERVING])
+        cluster.children[CLIENTS[1]].signal(signal.SIGKILL)
+        load.some_more()
+    log.close()
+
+
+STREAMS, CHOICES = 8, 2
+SCHEMA: dict[str, Any] = {
+    "type": "array",
+    "items": {"enum": ["Łódź 🙂", "Århus 🌊", "Oslo"]},
+    "minItems": 20,
+    "maxItems": 20,
+}
+
+
+def guided(client: httpx.Client, number: int) -> list[str]:
+    """The choices of a streamed guided answer."""
+    body = {
+        "messages": [{"role": "user", "content": f"Towns, list {number}:"}],
+        "n": CHOICES,
+        "temperature": 1,
+        "seed": number,
+        "max_tokens": 600,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}},
+        "stream": True,
+    }
+    texts = [""] * CHOICES
+    with client.stream("POST", "/v1/chat/completions", json=body) as response:
+        for line in response.iter_lines():
+            if line.startswith("data: {"):
+                event = json.loads(line.removeprefix("data: "))
+                assert "error" not in event, event
+                for choice in event["choices"]:
+                    texts[choice["index"]] += choice["delta"].get("content") or ""
+    return texts
+
+
+class GuidedStreams:
+    """Streams that are asked for again and again; each must say what it said first.
+
+    Attributes:
+        answers: Number of answers.
+        wrong: Answers that differ, and errors.
+    """
+
+    def __init__(self, endpoint: str) -> None:
+        self._client = httpx.Client(base_url=endpoint, timeout=120)
+        self._right = [guided(self._client, number) for number in range(STREAMS)]
+        for texts in self._right:
+            assert all(len(json.loads(text)) == 20 for text in texts)
+        self.answers, self.wrong = 0, []
+        self._over = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._run, args=(number,)) for number in range(STREAMS)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _run(self, number: int) -> None:
+        while not self._over.is_set():
+            try:
+                texts = guided(self._client, number)
+            except (AssertionError, httpx.HTTPError) as error:
+                self.wrong.append(repr(error))
+                return
+            self.answers += 1
+            if texts != self._right[number]:
+                self.wrong.append(f"{texts}, not {self._right[number]}")
+
+    def stop(self) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+        self._client.close()
+
+
+@pytest.mark.parametrize("down_s", [0.5, pytest.param(5.0, marks=pytest.mark.nightly)])
+def test_row_56_every_process_but_the_frontend_killed_once(
+    start: Callable[..., CutOffCluster], down_s: float
+) -> None:
+    """Row 56: 8 streams of two choices with guided JSON while every process but the frontend is killed once,
+    in random order, each restarted after 5 s (0.5 s in `make test`): no error, every text as without a kill.
+    """
+    cluster = start()
+    streams = GuidedStreams(cluster.endpoint)
+    names = sorted(cluster.children.keys() - {FRONTEND})
+    random.Random(1).shuffle(names)
+    try:
+        for name in names:
+            before = streams.answers
+            cluster.children[name].signal(signal.SIGKILL)
+            time.sleep(down_s)
+            cluster.restart(name)
+            eventually(lambda: streams.wrong or streams.answers > before, what="answers")  # noqa: B023
+    finally:
+        streams.stop()
+    assert not streams.wrong
