@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from eaas.checkpoint.files import read_config
+from eaas.checkpoint.local import LocalSource
 from eaas.checkpoint.tokenizer import load_tokenizer
-from eaas.errors import NotACheckpointError
-from eaas.log import one_line
+from eaas.checkpoint.transformers_files import generation_config, model_config
 
 __all__ = ["ModelFiles"]
 
@@ -32,21 +33,8 @@ class ModelFiles:
         """Read the files of a checkpoint.
 
         Raises:
-            NotACheckpointError: A file is missing or cannot be used.
+            CheckpointError: A file is missing or cannot be used.
         """
-        from transformers import AutoConfig, GenerationConfig
-
         tokenizer = load_tokenizer(path)
-        name = "config.json"
-        try:
-            config = AutoConfig.from_pretrained(path, local_files_only=True)
-            if (path / "generation_config.json").is_file():
-                name = "generation_config.json"
-                generation = GenerationConfig.from_pretrained(path, local_files_only=True)
-            else:
-                generation = GenerationConfig.from_model_config(config)
-        except Exception as error:  # whatever a file makes transformers raise
-            raise NotACheckpointError(
-                f"{path}/{name} cannot be used ({one_line(error)}): download it again"
-            ) from error
-        return cls(tokenizer, config, generation)
+        config = model_config(path, read_config(LocalSource(path)), path)
+        return cls(tokenizer, config, generation_config(path, config))

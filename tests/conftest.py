@@ -16,7 +16,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from eaas.config import ClusterConfig, load_config
+from eaas.config import load_config
 from eaas_cli.local import LocalCluster
 from eaas_cli.local.fork_server import CLIENT_MODULES, CONTROL_MODULES, SERVER_MODULES, ForkServer
 from eaas_cli.local.process import wait_ready
@@ -111,7 +111,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 @pytest.fixture(scope="session")
 def fork_server() -> Iterator[ForkServer]:
     """Fork server for the processes of all clusters: torch is imported once, not once per process."""
-    fork_server = ForkServer(CONTROL_MODULES + SERVER_MODULES + CLIENT_MODULES)
+    modules = CONTROL_MODULES + SERVER_MODULES + CLIENT_MODULES
+    fork_server = ForkServer((*modules, "frontend.main"))
     try:
         wait_ready([fork_server], 120)
         yield fork_server
@@ -133,20 +134,16 @@ def served(
 
 
 @pytest.fixture
-def settings() -> ClusterConfig:
-    """Settings that give the endpoint a free port."""
-    return load_config(frontend={"port": 0})
-
-
-@pytest.fixture
-def start_cluster(
-    settings: ClusterConfig, tmp_path: Path, fork_server: ForkServer
-) -> Iterator[Callable[..., LocalCluster]]:
+def start_cluster(tmp_path: Path, fork_server: ForkServer) -> Iterator[Callable[..., LocalCluster]]:
     """Start clusters that end with the test; clients read the settings `client` from a file."""
     started: list[LocalCluster] = []
 
     def start(model: Path, client: dict[str, object] | None = None, **options: Any) -> LocalCluster:
-        options = {"config": settings, "fork_server": fork_server} | options
+        # Here, so that the settings are those of the environment that the test has made.
+        options = {
+            "config": load_config(frontend={"port": 0}),
+            "fork_server": fork_server,
+        } | options
         if client is not None:
             file = tmp_path / f"cluster-{len(started)}.yaml"
             file.write_text(json.dumps({"frontend": {"port": 0}, "attention_client": client}))

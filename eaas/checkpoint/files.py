@@ -30,7 +30,7 @@ from eaas.errors import (
 )
 from eaas.hub_cache import complete_download
 
-__all__ = ["CheckpointFiles", "dense", "precheck", "read_files"]
+__all__ = ["CheckpointFiles", "dense", "precheck", "read_config", "read_files"]
 
 # Bytes of each sampled tensor in the digest.
 _SAMPLE_BYTES = 4096
@@ -140,7 +140,7 @@ def _unreadable(error: OSError, source: object) -> CheckpointError:
 
 
 def _read_files(source: Source) -> CheckpointFiles:
-    config = _read_config(source)
+    config = read_config(source)
     weight_map = _read_index(source)
     shards = sorted(set(weight_map.values())) if weight_map else [SINGLE]
     headers = dict(zip(shards, source.each(partial(read_header, source), shards), strict=True))
@@ -164,7 +164,8 @@ def _read_files(source: Source) -> CheckpointFiles:
     return CheckpointFiles(source, described, headers, tensors, matrices)
 
 
-def _read_config(source: Source) -> dict[str, Any]:
+def read_config(source: Source) -> dict[str, Any]:
+    """Read a checkpoint's config.json. Raises NotACheckpointError: there is none, or it names no model."""
     config = read_object(source, CONFIG, NotACheckpointError)
     if config is None:
         raise _no_config(source)

@@ -19,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eaas.checkpoint.config_file import EXPERTS_PER_TOKEN, NUM_EXPERTS, SAME_AS
+from eaas.checkpoint.config_file import EXPERTS_PER_TOKEN, NUM_EXPERTS
 from eaas.checkpoint.files import CheckpointFiles, dense, read_files
 from eaas.checkpoint.fit import TORCH_DTYPES, common_format, refuse_misfits
 from eaas.checkpoint.formats import StoredFormat
@@ -28,6 +28,7 @@ from eaas.checkpoint.quantized_slice import QuantizedSlice
 from eaas.checkpoint.quiet import quiet_transformers
 from eaas.checkpoint.shard import Shard, TensorSlice
 from eaas.checkpoint.source import CONFIG, Source
+from eaas.checkpoint.transformers_files import model_config
 from eaas.errors import (
     CorruptShardError,
     MissingShardError,
@@ -286,29 +287,10 @@ class Checkpoint:
 
 
 def _load_config(files: CheckpointFiles) -> Any:
+    with _directory_with_config(files) as directory:
+        config = model_config(directory, files.config, files.source)
     with collector_off():
-        from huggingface_hub.errors import StrictDataclassError
-        from transformers import AutoConfig, PreTrainedConfig
-        from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-    architecture, model_type = SAME_AS.get(files.config["model_type"], ("", ""))
-    try:
-        with _directory_with_config(files) as directory:
-            if architecture and files.config.get("architectures") == [architecture]:
-                fields = {
-                    k: v for k, v in files.config.items() if k not in ("auto_map", "model_type")
-                }
-                config = CONFIG_MAPPING[model_type].from_dict(fields, name_or_path=str(directory))
-            else:
-                config = AutoConfig.from_pretrained(
-                    directory, local_files_only=True, trust_remote_code=False
-                )
-    except (ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
-        raise UnsupportedModelError(
-            f"{files.source}: transformers cannot load the config of model_type "
-            f"{files.config['model_type']!r} ({one_line(error)}): "
-            "use a model that transformers knows"
-        ) from error
+        from transformers import PreTrainedConfig
     # Weights are dequantised by this package, not by transformers.
     text = config.get_text_config()
     if not isinstance(text, PreTrainedConfig):

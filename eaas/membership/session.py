@@ -264,16 +264,7 @@ class MemberSession:
                 # Retry once, because a monitor that has just started may not have published its secret.
                 final.add(grpc.StatusCode.UNAUTHENTICATED)
                 if final_now or time.monotonic() + pause_s >= deadline:
-                    is_unknown = error.code() is grpc.StatusCode.INVALID_ARGUMENT
-                    raise ClusterError(
-                        f"cannot register {self._member.id} with the monitor at "
-                        f"{self.monitor_address}: {_why(error)}{tls_hint(error)}; "
-                        + (
-                            "upgrade the monitor first: its release knows no frontends"
-                            if is_unknown and self._member.role is Role.FRONTEND
-                            else "check the address and that the monitor runs"
-                        )
-                    ) from error
+                    raise self._refused(error) from error
                 if monitor.address not in silent:
                     silent.add(monitor.address)
                     _logger.warning(
@@ -281,6 +272,15 @@ class MemberSession:
                         *(monitor.address, _why(error), timeout_s),
                     )
             time.sleep(pause_s)
+
+    def _refused(self, error: grpc.RpcError) -> ClusterError:
+        member, why = self._member, f"{_why(error)}{tls_hint(error)}"
+        if member.role is Role.FRONTEND and error.code() is grpc.StatusCode.INVALID_ARGUMENT:
+            why += "; its release knows no frontends: upgrade the monitor first"
+        return ClusterError(
+            f"cannot register {member.id} with the monitor at {self.monitor_address}: {why}; "
+            "check the address and that the monitor runs"
+        )
 
     def _register(self, monitor: MonitorConnection) -> None:
         report = self._report()

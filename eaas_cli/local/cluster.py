@@ -315,9 +315,11 @@ class LocalCluster:
             self.start_fork_server()
         forks = self._fork_server
         if forks is not None and (
-            name == FRONTEND or (forks.address is None and name in (MONITOR, BALANCER))
+            (name == FRONTEND and self._owns_fork_server)
+            or (forks.address is None and name in (MONITOR, BALANCER))
         ):
             # They need nothing of what takes the fork server so long to import, and a frontend would keep it.
+            # Where clusters share one, as in tests, the time counts.
             forks = None
         child = ChildProcess(
             name, arguments, self.log_dir, module, fork_server=forks, ended_pids=ended

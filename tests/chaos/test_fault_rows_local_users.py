@@ -18,7 +18,6 @@ import httpx
 import pytest
 
 from eaas import user_files
-from eaas.config import ClusterConfig
 from eaas.net import server_records
 from eaas.net.grpc_client import channel
 from eaas.rpc.v1 import monitor_pb2, monitor_pb2_grpc
@@ -101,11 +100,9 @@ def as_another(program: str, *arguments: str) -> subprocess.Popen[str]:
 
 @needs_root
 def test_row_43_another_user_of_the_machine_is_refused(
-    checkpoint: Callable[..., Path], start_cluster: Callable[..., Any], settings: ClusterConfig
+    checkpoint: Callable[..., Path], start_cluster: Callable[..., Any]
 ) -> None:
-    cluster = start_cluster(
-        checkpoint(), servers=1, redundancy=1, operator_page=True, config=settings
-    )
+    cluster = start_cluster(checkpoint(), servers=1, redundancy=1, operator_page=True)
     children = cluster.children
     addresses = [str(children[n].address) for n in ("monitor", "balancer", "expert-server-0")]
 

@@ -97,7 +97,7 @@ def test_the_printed_lines_work(up: Any, operator: Operator) -> None:
     (status,) = re.findall(r"^status: +\S+eaas(.*)$", up.output, re.MULTILINE)
     done = up.home.run(*status.split())
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("SERVING") == 5
+    assert done.stdout.count("SERVING") == 6
 
 
 def test_commands_without_key_and_certificate(operator: Operator) -> None:

@@ -68,7 +68,7 @@ def monitor_machine(address: str, cleanup: ExitStack) -> type[RuleBasedStateMach
         "id": IDS,
         "client_id": IDS,
         "server_id": IDS,
-        "role": st.integers(1, 4),
+        "role": st.integers(1, len(Role)),
         "state": st.integers(1, 3),
         "protocol_version": st.just(PROTOCOL_VERSION),
         "incarnation": st.integers(0, 3),
@@ -84,7 +84,7 @@ def monitor_machine(address: str, cleanup: ExitStack) -> type[RuleBasedStateMach
 
         @staticmethod
         def snapshot() -> Any:
-            call = stub.Watch(monitor_pb2.WatchRequest(), timeout=CALL_S)
+            call = stub.Watch(monitor_pb2.WatchRequest(knows_frontends=True), timeout=CALL_S)
             try:
                 return next(call).snapshot
             finally:

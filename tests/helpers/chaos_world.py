@@ -217,7 +217,7 @@ class MemberLog:
         self.times: list[float] = []
         self._channel = channel(monitor_address)
         self._call = monitor_pb2_grpc.MonitorServiceStub(self._channel).Watch(
-            pb.WatchRequest(knows_left=True)
+            pb.WatchRequest(knows_left=True, knows_frontends=True)
         )
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()

@@ -18,6 +18,7 @@ import http_box
 from attention_client.engines.transformers.paged.sequences import Sequences
 from attention_client.generation.sizes import EngineSizes
 from decoding import answers, drawn, eager, greedy
+from eaas_cli.chaos.cluster import free_port
 from eaas_cli.local import LocalCluster
 from http_box import Box
 
@@ -41,13 +42,19 @@ def test_streams_of_different_lengths(
     expected = [
         tokenizer.decode(greedy(model, p, TOKENS), skip_special_tokens=True) for p in prompts
     ]
-    cluster = start_cluster(path, client={"max_batch_tokens": 32, "overlap": overlap})
+    port = free_port("127.0.0.1")
+    client = {"max_batch_tokens": 32, "overlap": overlap, "metrics_port": port}
+    cluster = start_cluster(path, client=client)
     for _ in range(2):
         assert answers(cluster.endpoint, prompts, TOKENS) == expected
-    metrics = httpx.get(f"{cluster.endpoint}/metrics", timeout=10).text
-    values = dict(line.rsplit(" ", 1) for line in metrics.splitlines() if line[0] != "#")
-    assert float(values["eaas_kv_cache_tokens"]) > 0
-    overlapped = float(values.get('eaas_forward_passes_total{batch="overlap"}', 0))
+
+    def values(url: str) -> dict[str, str]:
+        lines = httpx.get(f"{url}/metrics", timeout=10).text.splitlines()
+        return dict(line.rsplit(" ", 1) for line in lines if line[0] != "#")
+
+    assert float(values(cluster.endpoint)["eaas_kv_cache_tokens"]) > 0
+    engine = values(f"http://127.0.0.1:{port}")
+    overlapped = float(engine.get('eaas_forward_passes_total{batch="overlap"}', 0))
     assert (overlapped > 0) == (overlap == "on")
 
 

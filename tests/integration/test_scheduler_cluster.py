@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from benchmarks.caps import app
 from decoding import answers
+from eaas_cli.chaos.cluster import free_port
 from eaas_cli.local import LocalCluster
 from simulator.caps.replay import replay
 
@@ -28,11 +29,12 @@ def test_a_strategy_in_a_cluster(
     scheduler = {"strategy": "greedy_variance", "record": str(record)}
     scheduler |= {"batch_size": 2, "window_size": 6}
     path = tmp_path / "cluster.yaml"
-    path.write_text(yaml.safe_dump({"attention_client": {"scheduler": scheduler}}))
+    client = {"scheduler": scheduler, "metrics_port": free_port("127.0.0.1")}
+    path.write_text(yaml.safe_dump({"attention_client": client}))
     cluster = start_cluster(checkpoint(), servers=2, config_file=path)
     alone = [text for prompt in PROMPTS for text in answers(cluster.endpoint, [prompt], 10)]
     assert answers(cluster.endpoint, PROMPTS, 10) == alone
-    metrics = httpx.get(f"{cluster.endpoint}/metrics").text
+    metrics = httpx.get(f"http://127.0.0.1:{client['metrics_port']}/metrics").text
     assert 'eaas_scheduler_strategy{strategy="greedy_variance"} 1.0' in metrics
     cluster.stop()
     found = replay(record)

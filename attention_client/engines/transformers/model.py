@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch.autograd import forward_ad
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.integrations.moe import ExpertsInterface
 
 from attention_client.cluster import Cluster
@@ -26,8 +26,8 @@ from attention_client.layer_call.turns import micro_batch_tokens, pause
 from eaas.checkpoint import Checkpoint
 from eaas.checkpoint.construct import construct, own_ties
 from eaas.checkpoint.quiet import quiet_transformers
+from eaas.checkpoint.transformers_files import generation_config
 from eaas.errors import (
-    CheckpointError,
     CorruptShardError,
     GradientError,
     MissingShardError,
@@ -199,7 +199,7 @@ def load_model(
             f"{path} lacks {len(report['missing_keys'])} tensor(s), for example {names}: "
             "use files and config.json of one version"
         )
-    model.generation_config = _generation_config(checkpoint)
+    model.generation_config = generation_config(checkpoint.path, checkpoint.config)
     rows = LiveRows()
     rows.attach(model)
     tap = RouteTap(checkpoint.shape)
@@ -256,20 +256,3 @@ def _remote_module(model: PreTrainedModel) -> Any | None:
     modules = (m for m in model.modules() if getattr(m, "_eaas_remote", False))
     remote = next(modules, None)
     return None if remote is None or remote._eaas_cluster is None else remote
-
-
-def _generation_config(checkpoint: Checkpoint) -> GenerationConfig:
-    """Return the checkpoint's own end tokens and sampling defaults, or those that its config.json has.
-
-    Raises:
-        CheckpointError: generation_config.json cannot be read.
-    """
-    path = checkpoint.path
-    if not (path / "generation_config.json").is_file():
-        return GenerationConfig.from_model_config(checkpoint.config)
-    try:
-        return GenerationConfig.from_pretrained(path, local_files_only=True)
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise CheckpointError(
-            f"{path}/generation_config.json cannot be used ({one_line(error)}): repair or remove it"
-        ) from error

@@ -244,7 +244,8 @@ def test_one_request_at_a_time_forgets_the_one_before() -> None:
 
     prompt = [(7 * i) % 100 for i in range(300)]
     sampling = Sampling(logprobs=0, prompt_logprobs=True)
-    scores = asyncio.run(answer(engine, prompt, sampling))[0].prompt_scores
+    delivered = asyncio.run(answer(engine, prompt, sampling))
+    (scores,) = (each.prompt_scores for each in delivered if each.prompt_scores is not None)
     with torch.no_grad():
         logits_TV = tiny(config)(torch.tensor([prompt])).logits[0, :-1]
     expected_T = logits_TV.log_softmax(-1).gather(1, torch.tensor([prompt[1:]]).T)[:, 0]
