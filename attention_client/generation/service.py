@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import math
 import socket
 import threading
 from collections.abc import Callable, Mapping
@@ -33,6 +34,7 @@ __all__ = ["EngineService"]
 _log = get_logger(__name__)
 
 _REPORT_S = 0.1
+_LOAD_S = 0.9
 # As of HTTP clients: a frontend that does not read for so long is disconnected.
 _MOST_BLOCKED_S = 30.0
 _END_S = 5.0
@@ -75,6 +77,8 @@ class EngineService:
         self._listener, self._tls = listener, tls
         self._sessions = set[_Session]()
         self._is_draining = False
+        # The load as it is sent, and until when it is current.
+        self._load, self._load_until = b"", -math.inf
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="engine-service", daemon=True)
 
@@ -118,8 +122,18 @@ class EngineService:
 
     def _report(self) -> None:
         """Tell the frontends that the engine lives; end connections that are silent or not read."""
-        engine, now = self.engine, self._loop.time()
-        report = pb.FromEngine(
+        now = self._loop.time()
+        if now >= self._load_until:
+            # What costs something is looked up once a second.
+            self._load, self._load_until = self._look().SerializeToString(), now + _LOAD_S
+        for session in tuple(self._sessions):
+            session.check(now)
+            session.connection.send(self._load)
+        self._loop.call_later(_REPORT_S, self._report)
+
+    def _look(self) -> pb.FromEngine:
+        engine = self.engine
+        return pb.FromEngine(
             load=pb.Load(
                 running=engine.running(),
                 waiting=engine.waiting(),
@@ -129,10 +143,6 @@ class EngineService:
                 failovers=self._failovers(),
             )
         )
-        for session in tuple(self._sessions):
-            session.check(now)
-            session.send(report)
-        self._loop.call_later(_REPORT_S, self._report)
 
     def _drain(self) -> None:
         self._is_draining = True

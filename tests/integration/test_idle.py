@@ -35,9 +35,9 @@ def watch(cluster: LocalCluster) -> dict[str, float]:
 def test_idle_cpu(
     checkpoint: Callable[..., Path], start_cluster: Callable[..., LocalCluster]
 ) -> None:
-    """Monitor, balancer, three expert servers, a client with its HTTP endpoint."""
+    """Monitor, balancer, three expert servers, an attention client, a frontend."""
     cluster = start_cluster(checkpoint("qwen3_moe"))
-    assert len(cluster.children) == 6
+    assert len(cluster.children) == 7
     time.sleep(SETTLE_S)
     # A busy neighbour makes the same work take longer, so the least of several measurements counts.
     watched: list[dict[str, float]] = []
