@@ -29,6 +29,7 @@ __all__ = [
     "KeyToShow",
     "Load",
     "Model",
+    "OptionalModel",
     "Plot",
     "Tls",
     "Transport",
@@ -45,6 +46,16 @@ MODEL_HELP = (
 )
 Model = Annotated[
     Path,
+    typer.Option(
+        "--model",
+        help=MODEL_HELP,
+        parser=local_directory,
+        metavar="DIR|ORG/NAME",
+        show_default=False,
+    ),
+]
+OptionalModel = Annotated[
+    Path | None,
     typer.Option(
         "--model",
         help=MODEL_HELP,

@@ -22,7 +22,7 @@ from eaas.garbage_collection import collector_off
 from eaas.launcher_pipe import announce, bind_to_launcher
 from eaas.log import configure_logging, print_line
 from eaas.open_files import prepare_open_files
-from eaas_cli.commands.options import MODEL_HELP, Join, Load, Model, with_settings
+from eaas_cli.commands.options import MODEL_HELP, Join, Load, Model, OptionalModel, with_settings
 
 __all__ = [
     "Id",
@@ -199,16 +199,7 @@ def attention_client(load: Load, model: Model, join: Join, id: Id = None) -> Non
 def frontend(
     load: Load,
     join: Join,
-    model: Annotated[
-        Path | None,
-        typer.Option(
-            "--model",
-            help=MODEL_HELP,
-            parser=local_directory,
-            metavar="DIR|ORG/NAME",
-            show_default=False,
-        ),
-    ] = None,
+    model: OptionalModel = None,
     id: Id = None,
     page_only: Annotated[
         bool,

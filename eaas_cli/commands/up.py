@@ -17,7 +17,7 @@ from eaas.log import print_line
 from eaas.open_files import prepare_open_files
 from eaas_cli.commands.client import status_table
 from eaas_cli.commands.greeting import greet, key_file, passes_text
-from eaas_cli.commands.options import MODEL_HELP, Load, with_settings
+from eaas_cli.commands.options import Load, OptionalModel, with_settings
 from eaas_cli.commands.servers import balancer_address
 from eaas_cli.commands.up_on_ray import up_on_ray
 from eaas_cli.endpoint import fetch_status, live_members
@@ -81,16 +81,7 @@ def up(
             show_default=False,
         ),
     ] = None,
-    model: Annotated[
-        Path | None,
-        typer.Option(
-            "--model",
-            help=MODEL_HELP,
-            parser=local_directory,
-            metavar="DIR|ORG/NAME",
-            show_default=False,
-        ),
-    ] = None,
+    model: OptionalModel = None,
     on: Annotated[
         Literal["local", "ray"],
         typer.Option(

@@ -313,7 +313,7 @@ class _Link:
     def _greet(self, connection: FrameConnection, frontend: str, tls: Identity | None) -> None:
         self._connection = connection
         hello = pb.Hello(protocol_version=PROTOCOL_VERSION, frontend=frontend)
-        # As with gRPC: whoever listens there now must not learn the secret of a process that has ended.
+        # As with gRPC: another process that listens there now must not learn the ended one's secret.
         record = find(self._address) if tls is None else None
         if record is not None:
             if not record.lives:

@@ -178,7 +178,7 @@ class _Sequence:
 
     @property
     def is_complete(self) -> bool:
-        """Whether its last token ends it, so that there is nothing left for an engine."""
+        """Whether its last token ends it. Then no engine is needed."""
         work, answer = self.work, self.answer
         ends = len(answer) > 0 and answer[-1] in work.end_tokens
         return ends or len(answer) >= work.max_tokens

@@ -74,7 +74,7 @@ class Sequence:
 
 
 class _Connected(Engines):
-    """Engines, with the names of those that are connected, and of the one whose message is read."""
+    """Engines that record which of them are connected, and which one sent the current message."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
