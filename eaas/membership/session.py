@@ -275,7 +275,9 @@ class MemberSession:
 
     def _refused(self, error: grpc.RpcError) -> ClusterError:
         member, why = self._member, f"{_why(error)}{tls_hint(error)}"
-        if member.role is Role.FRONTEND and error.code() is grpc.StatusCode.INVALID_ARGUMENT:
+        is_refused = error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        # Another field may be what is invalid, such as the id.
+        if member.role is Role.FRONTEND and is_refused and "role" in (error.details() or ""):
             why += "; its release knows no frontends: upgrade the monitor first"
         return ClusterError(
             f"cannot register {member.id} with the monitor at {self.monitor_address}: {why}; "
