@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import queue
+import re
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -200,3 +202,21 @@ def test_a_final_refusal_of_the_first_registration_fails_at_once(
     with pytest.raises(ClusterError, match="a member needs an id"):
         session("a:1")
     assert boxes["a:1"].registered == 0
+
+
+@pytest.mark.parametrize(
+    ("details", "told"),
+    [
+        ("RegisterRequest.member.role is 5: it can be 0 to 4", True),
+        ("Member.id is 'a b': it can have letters", False),
+    ],
+)
+def test_a_frontend_is_told_that_its_monitor_is_old(
+    boxes: dict[str, Box], details: str, told: bool
+) -> None:
+    refusal = CallFailure(grpc.StatusCode.INVALID_ARGUMENT, details)
+    boxes["a:1"].refusals.append(refusal)
+    frontend = replace(MEMBER, role=Role.FRONTEND)
+    with pytest.raises(ClusterError, match=re.escape(details)) as caught:
+        MemberSession("a:1", frontend, report=lambda: Report(MemberState.SERVING))
+    assert ("upgrade the monitor first" in str(caught.value)) == told
