@@ -124,6 +124,8 @@ def up(
     from eaas_cli.local.interrupt import Interrupt, Interrupted
 
     checkpoint = _only(model, directory)
+    if engine == "vllm" and clients > 1:
+        raise ConfigError(f"--clients {clients}: vLLM is the only client; leave the option out")
     # Imports and all that follows are inside, because a signal must end a half-started cluster in order.
     with Interrupt() as interrupt, contextlib.ExitStack() as stack:
         from eaas_cli.local.devices import parse_devices, server_count

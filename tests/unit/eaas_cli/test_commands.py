@@ -165,6 +165,7 @@ def test_h_is_help(words: list[str]) -> None:
         (["up", ""], "the model is empty: give the directory"),
         (["up", "x", "--log-dir", ""], "--log-dir is empty: give a directory"),
         (["up", "/absent"], "/absent does not exist"),
+        (["up", ".", "--engine", "vllm", "--clients", "2"], "--clients 2: vLLM is the only client"),
         (["up", "/absent", "--model", "/absent"], "/absent does not exist"),
         (["balancer", "--join", "localhost"], "--join localhost: give HOST:PORT"),
         (["autoscale", "--join", "h:1,h"], "--join h:1,h: give HOST:PORT"),
