@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import signal
 from collections import defaultdict
@@ -41,6 +42,7 @@ __all__ = ["MovedAnswers", "Sequence", "usage_of", "whole"]
 _OWN = {"id", "item_id", "call_id", "created", "created_at", "completed_at", "sequence_number"}
 _TRIES = 5
 _CONNECT_S = 20.0
+_ALIVE_S = 1.0
 # Fields whose text comes in parts.
 _TEXTS = {"delta", "content", "text", "arguments", "partial_json", "thinking", "reasoning"}
 
@@ -292,10 +294,15 @@ class MovedAnswers:
             None,
             _CONNECT_S,
         )
-        await ended.wait()
+        alive = pb.FromFrontend(alive=pb.Alive()).SerializeToString()
+        while not ended.is_set():
+            connection.send(alive)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(ended.wait(), _ALIVE_S)
         connection.abort("it has all")
         await closed.wait()
         engine.signal(signal.SIGKILL)
+        assert sequence.has_ended, "the connection to the engine ended"
         assert sequence.deliveries[-1].error is None
         return sequence
 
