@@ -21,7 +21,7 @@ from eaas.generation import messages
 from eaas.generation.errors import ApiError, EngineStoppedError
 from eaas.generation.grammar import Grammar
 from eaas.generation.matchers import Matchers
-from eaas.generation.messages import MOST_BYTES, PROTOCOL_VERSION, SILENCE_S
+from eaas.generation.messages import IDLE_REPORT_S, MOST_BYTES, PROTOCOL_VERSION, SILENCE_S
 from eaas.generation.work import Delivery, Engine
 from eaas.log import get_logger
 from eaas.net.frames import FrameConnection, accept
@@ -33,7 +33,9 @@ __all__ = ["EngineService"]
 
 _log = get_logger(__name__)
 
+# How often frontends are told that the engine lives, while it has requests.
 _REPORT_S = 0.1
+# What costs something is looked up once a second.
 _LOAD_S = 0.9
 # As of HTTP clients: a frontend that does not read for so long is disconnected.
 _MOST_BLOCKED_S = 30.0
@@ -80,6 +82,7 @@ class EngineService:
         # The load as it is sent, and until when it is current.
         self._load, self._load_until = b"", -math.inf
         self._loop = asyncio.new_event_loop()
+        self._next_report: asyncio.TimerHandle
         self._thread = threading.Thread(target=self._run, name="engine-service", daemon=True)
 
     def start(self) -> None:
@@ -124,12 +127,12 @@ class EngineService:
         """Tell the frontends that the engine lives; end connections that are silent or not read."""
         now = self._loop.time()
         if now >= self._load_until:
-            # What costs something is looked up once a second.
             self._load, self._load_until = self._look().SerializeToString(), now + _LOAD_S
         for session in tuple(self._sessions):
             session.check(now)
             session.connection.send(self._load)
-        self._loop.call_later(_REPORT_S, self._report)
+        pause = _REPORT_S if self.is_busy() else IDLE_REPORT_S
+        self._next_report = self._loop.call_later(pause, self._report)
 
     def _look(self) -> pb.FromEngine:
         engine = self.engine
@@ -186,6 +189,12 @@ class EngineService:
     def accepts(self) -> bool:
         """Whether new requests are taken."""
         return not self._is_draining
+
+    def busy_again(self) -> None:
+        """Tell the frontends more often that the engine lives, from now on."""
+        if self._next_report.when() > self._loop.time() + _REPORT_S:
+            self._next_report.cancel()
+            self._next_report = self._loop.call_later(_REPORT_S, self._report)
 
     async def compiled(self, message: pb.Grammar) -> Grammar:
         """Compile a request's grammar in a thread. Raises ApiError: its frontend has another vocabulary."""
@@ -261,6 +270,8 @@ class _Session:
 
     def _submit(self, message: pb.Submit) -> None:
         attempt = message.attempt
+        if not self.requests:
+            self._service.busy_again()
         self.requests[attempt] = f"{self._name}-{attempt}"
         if not self._service.accepts():
             self._fail(attempt, EngineStoppedError("The engine takes no more requests."))

@@ -16,6 +16,7 @@ from eaas.generation.work import Delivery, Work
 from eaas.rpc.v1 import engine_pb2 as pb
 
 __all__ = [
+    "IDLE_REPORT_S",
     "MOST_BYTES",
     "PROTOCOL_VERSION",
     "SILENCE_S",
@@ -31,6 +32,8 @@ MOST_BYTES = 16 << 20
 """Most bytes of a message: a prompt of a million tokens has 4 MB."""
 SILENCE_S = 10.0
 """A connection on which nothing is heard for so long is ended."""
+IDLE_REPORT_S = 1.0
+"""How often an engine without requests tells its frontends that it lives."""
 # Fields that a message has under the same name.
 _PLAIN = (
     *("temperature", "top_p", "top_k", "min_p", "min_tokens", "end_tokens"),

@@ -28,7 +28,9 @@ __all__ = ["Engines"]
 
 _log = get_logger(__name__)
 
+# How often time is looked at: while there are requests, and while there are none.
 _TICK_S = 0.1
+_IDLE_TICK_S = 1.0
 _ALIVE_S = 1.0
 _CONNECT_S = 5.0
 # Pauses between attempts to connect.
@@ -59,7 +61,7 @@ class Engines:
         self._links: dict[str, _Link] = {}
         self._listeners: dict[str, Callable[[Delivery], None]] = {}
         self._loop: asyncio.AbstractEventLoop
-        self._ticking: asyncio.Task[None] | None = None
+        self._next_tick: asyncio.TimerHandle | None = None
         self._wanted: Mapping[str, str] = {}
         self._is_stopped = False
 
@@ -77,7 +79,7 @@ class Engines:
             for name, address in addresses.items()
             if (known := address or self._wanted.get(name, ""))
         }
-        if self._ticking is not None:
+        if self._next_tick is not None:
             self._loop.call_soon_threadsafe(self._follow)
 
     # -- `Engine`, on the event loop ------------------------------------------------------------------
@@ -91,7 +93,7 @@ class Engines:
     def start(self) -> None:
         """Connect to the engines. Called on the event loop."""
         self._loop = asyncio.get_running_loop()
-        self._ticking = self._loop.create_task(self._tick())
+        self._next_tick = self._loop.call_later(_IDLE_TICK_S, self._tick)
         self._follow()
 
     def submit(self, work: Work, deliver: Callable[[Delivery], None]) -> None:
@@ -105,6 +107,7 @@ class Engines:
             raise EngineStoppedError("The server is stopping.")
         refuse_longer(work, self.capacity)
         self._listeners[work.id] = deliver
+        self._tick_within(_TICK_S)
         self._do(self._pool.submit(work, self._loop.time()))
 
     def cancel(self, request_id: str) -> None:
@@ -142,7 +145,7 @@ class Engines:
     def stop(self, timeout_s: float) -> None:
         """Fail all requests and leave the engines. For any thread; waits at most `timeout_s`."""
         self._is_stopped = True
-        if self._ticking is None or self._loop.is_closed():
+        if self._next_tick is None or self._loop.is_closed():
             return
         stopped = asyncio.run_coroutine_threadsafe(self._stop(), self._loop)
         if asyncio.events._get_running_loop() is not self._loop:
@@ -206,17 +209,23 @@ class Engines:
             link = self._links[name] = _Link(self, name, self._wanted[name])
             link.start(self._name, self._tls)
 
-    async def _tick(self) -> None:
-        while True:
-            await asyncio.sleep(_TICK_S)
-            now = self._loop.time()
-            for link in self._links.values():
-                link.check(now)
-            self._do(self._pool.tick(now))
+    def _tick(self) -> None:
+        now = self._loop.time()
+        for link in self._links.values():
+            link.check(now)
+        self._do(self._pool.tick(now))
+        pause = _TICK_S if self._pool else _IDLE_TICK_S
+        self._next_tick = self._loop.call_later(pause, self._tick)
+
+    def _tick_within(self, seconds: float) -> None:
+        assert self._next_tick is not None
+        if self._next_tick.when() > self._loop.time() + seconds:
+            self._next_tick.cancel()
+            self._next_tick = self._loop.call_later(seconds, self._tick)
 
     async def _stop(self) -> None:
-        if self._ticking is not None:
-            self._ticking.cancel()
+        if self._next_tick is not None:
+            self._next_tick.cancel()
         error = EngineStoppedError("The server is stopping.")
         for request, deliver in list(self._listeners.items()):
             self.cancel(request)

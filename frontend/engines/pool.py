@@ -10,10 +10,11 @@ the tokens that were delivered. A sequence that moves goes on behind them, as on
 Fencing: each attempt has a number of its own, and what arrives for a former attempt is dropped. So nothing is
 delivered twice, whatever a lost, stopped or cut off engine still sends.
 
-An engine is READY, SUSPECT (it is silent for longer than it ever was) or DRAINING. Sequences leave the
-latter two as soon as a READY engine can go on with them. If there is none they stay, because an engine that
-was only slow still has them. An engine whose connection broke, or whom the monitor calls dead, is lost:
-its sequences wait for another one.
+An engine is READY, SUSPECT (it is silent for longer than it ever was) or DRAINING. One that has no sequence
+says little: its silence is judged by the upper bound alone. Sequences leave the latter two states as soon as
+a READY engine can go on with them. If there is none they stay, because an engine that was only slow still has
+them. An engine whose connection broke, or whom the monitor calls dead, is lost: its sequences wait for
+another one.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from functools import partial
 from typing import Protocol
 
 from eaas.generation.errors import ApiError, EngineStoppedError
+from eaas.generation.messages import IDLE_REPORT_S
 from eaas.generation.work import Delivery, Work
 
 __all__ = ["Action", "Cancel", "Choice", "Deliver", "EngineInfo", "EnginePool", "Send"]
@@ -127,13 +129,22 @@ class _Engine:
 
     def hear(self, now: float) -> None:
         """Note a message; learn from the silence before it."""
-        silence = now - self.heard
+        usual = 0.0 if self.attempts else IDLE_REPORT_S
+        silence = now - self.heard - usual
         self.longest_silence_s = max(silence, self.longest_silence_s * _FORGETTING)
         self.heard = now
+
+    def take(self, attempt: int, sequence: _Sequence, now: float) -> None:
+        """Note a sequence that it gets; from the first one on it speaks often."""
+        if not self.attempts:
+            self.heard = now
+        self.attempts[attempt] = sequence
 
     @property
     def suspect_at(self) -> float:
         """When the silence since the last message is longer than what is usual."""
+        if not self.attempts:
+            return self.heard + _MOST_SILENCE_S
         bound = _TIMES * self.longest_silence_s
         return self.heard + min(max(bound, _LEAST_SILENCE_S), _MOST_SILENCE_S)
 
@@ -393,7 +404,7 @@ class EnginePool:
         self._last_attempt += 1
         self._choice.sent(name, self._last_attempt, work, now)
         sequence.engine, sequence.attempt = self._engines[name], self._last_attempt
-        sequence.engine.attempts[sequence.attempt] = sequence
+        sequence.engine.take(sequence.attempt, sequence, now)
         return [Send(name, sequence.attempt, work)]
 
     def _usable(self, sequence: _Sequence) -> list[str]:
