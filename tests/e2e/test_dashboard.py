@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 
 # Longer than a double click.
 A_WHILE_MS = 600
-LENGTH = "document.querySelector('[data-part=answer]').innerText.length"
+LENGTH = "document.querySelector('#answer').innerText.length"
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def test_the_chat_continues_when_a_button_kills_a_server(watched: Watched) -> No
     assert watched.part("alerts").get_by_text("unless it returns within").count() == 1
     page.wait_for_function(f"() => {LENGTH} > {shown + 50}")
     # A dead server computes nothing more.
-    last = page.locator('[data-part="answer"] [data-servers]').last.get_attribute("data-servers")
+    last = page.locator("#answer [data-servers]").last.get_attribute("data-servers")
     assert last
     assert "expert-server-1" not in last
     assert "The answer failed" not in watched.part("answer").inner_text()

@@ -81,9 +81,7 @@ def test_the_page_shows_the_cluster_and_chats(up: Any) -> None:
         assert watched.part("members").get_by_text("SERVING").count() == 7
         page.get_by_role("button", name="Kill expert-server-2", exact=True).wait_for()
         page.get_by_role("button", name="Send").click()
-        page.wait_for_function(
-            "() => document.querySelector('[data-part=answer]').innerText.length > 20"
-        )
+        page.wait_for_function("() => document.querySelector('#answer').innerText.length > 20")
         page.get_by_role("button", name="Send").click()  # enabled after the answer
         assert "The answer failed" not in watched.part("answer").inner_text()
         assert watched.complaints == []

@@ -40,7 +40,7 @@ class Watched:
 
     def part(self, name: str) -> Any:
         """A section of the page."""
-        return self.page.locator(f'[data-part="{name}"]')
+        return self.page.locator(f"#{name}")
 
     def wait_text(self, name: str, words: str) -> None:
         """Wait until a section has these words."""

@@ -1,21 +1,21 @@
 // The chat box: asks the endpoint's own API. The colour of a text is that of the server that computed most of it.
-import { byId, fill, make, part, set } from "./elements.js";
+import { byId, make } from "./elements.js";
 
-const [COLOURS, MOST_TOKENS] = [8, 4096];
-const [answer, legend] = [part("answer"), part("answer-servers")];
-let [page, servers, running, pairs] = [{}, [], null, new Map()];
+// Degrees between the hues of servers: the golden angle keeps any number of them apart.
+const HUES = 137.5;
+const [form, answer, legend] = [byId("message").form, byId("answer"), byId("answer-servers")];
+// The servers that computed any text: they keep their colours.
+const servers = [];
+let [page, running] = [{}, null];
 
-// Tells the chat the newest snapshot and the expert servers that live.
-export function know(snapshot, living) {
+// Tells the chat the newest snapshot.
+export function chat(_, snapshot) {
   page = snapshot;
-  // The colours stay while an answer is shown.
-  servers = [...servers, ...living.filter((name) => !servers.includes(name))];
 }
 
-byId("message").form.onsubmit = (event) => {
+form.onsubmit = (event) => {
   event.preventDefault();
-  const text = byId("message").value.trim();
-  if (text && !running) stream(text);
+  if (!running) stream(byId("message").value.trim());
 };
 byId("cancel").onclick = () => running?.abort();
 
@@ -27,12 +27,11 @@ function run(controller) {
 
 async function stream(text) {
   run(new AbortController());
-  pairs = new Map();
   answer.replaceChildren();
   legend.replaceChildren();
   const body = {
     model: page.model,
-    max_tokens: Math.min(Math.max(parseInt(byId("max-tokens").value) || 1, 1), MOST_TOKENS),
+    max_tokens: byId("max-tokens").valueAsNumber,
     stream: true,
     ...(page.has_chat ? { messages: [{ role: "user", content: text }] } : { prompt: text }),
     ...(page.names_servers && { stream_options: { include_servers: true } }),
@@ -41,18 +40,19 @@ async function stream(text) {
     const headers = { "content-type": "application/json" };
     const asked = { method: "POST", headers, body: JSON.stringify(body), signal: running.signal };
     const got = await fetch(page.has_chat ? "v1/chat/completions" : "v1/completions", asked);
-    // Tokens without text yet belong to the next text.
-    let served = new Map();
+    // Pairs by server: of the answer, and since its last text, because a token may have none.
+    const [all, since] = [new Map(), new Map()];
     for await (const event of events(got)) {
       if (event.error) throw new Error(event.error.message ?? event.error);
-      add(served, Object.entries(event.servers ?? {}));
+      for (const [server, count] of Object.entries(event.servers ?? {}))
+        for (const pairs of [all, since]) pairs.set(server, (pairs.get(server) ?? 0) + count);
       const piece = event.choices.map((choice) => choice.delta?.content ?? choice.text ?? "").join("");
       if (!piece) continue;
-      append(piece, [...served].sort());
-      served = new Map();
+      append(piece, since, all);
+      since.clear();
     }
   } catch (error) {
-    const failed = make("span", { className: "failed" }, ` The answer failed: ${error.message}`);
+    const failed = make("span", { className: "bad" }, ` The answer failed: ${error.message}`);
     if (error.name !== "AbortError") answer.append(failed);
   }
   run(null);
@@ -72,29 +72,25 @@ async function* events(got) {
   }
 }
 
-function append(text, served) {
-  const span = make("span", {}, text);
+function append(text, pairs, all) {
+  if (!pairs.size) return answer.append(text);
+  const [most] = [...pairs].reduce((a, b) => (b[1] > a[1] ? b : a));
+  const span = coloured("span", most, text);
+  span.dataset.servers = [...pairs.keys()].join(" ");
+  span.title = `computed by ${shares(pairs).map(([, share]) => share).join(", ")}`;
   answer.append(span);
-  if (!served.length) return;
-  const [most] = served.reduce((a, b) => (b[1] > a[1] ? b : a));
-  span.className = `t ${colour(most)}`;
-  span.dataset.servers = served.map(([server]) => server).join(" ");
-  span.title = `computed by ${shares(served).join(", ")}`;
-  add(pairs, served);
-  const all = [...pairs].sort();
-  const texts = shares(all);
-  const key = (server) => make("i", { className: `key ${colour(server)}` });
-  const create = ([server]) => make("span", {}, key(server), make("bdi"));
-  fill(legend, all, create, (item, _, i) => set(item.lastChild, texts[i]), ([server]) => server);
+  const entry = ([server, share]) => make("span", {}, coloured("i", server), make("bdi", {}, share));
+  legend.replaceChildren(...shares(all).map(entry));
 }
 
-function add(totals, counts) {
-  for (const [name, count] of counts) totals.set(name, (totals.get(name) ?? 0) + count);
+function coloured(tag, server, ...children) {
+  if (!servers.includes(server)) servers.push(server);
+  const element = make(tag, { className: "of" }, ...children);
+  element.style.setProperty("--hue", HUES * servers.indexOf(server));
+  return element;
 }
 
-const colour = (server) => `t${servers.indexOf(server) % COLOURS}`;
-
-function shares(counts) {
-  const total = counts.reduce((all, [, count]) => all + count, 0);
-  return counts.map(([server, count]) => `${server} ${Math.round((100 * count) / total)}%`);
+function shares(pairs) {
+  const total = [...pairs.values()].reduce((sum, count) => sum + count, 0);
+  return [...pairs].map(([server, count]) => [server, `${server} ${Math.round((100 * count) / total)}%`]);
 }

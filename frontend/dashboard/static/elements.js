@@ -2,7 +2,6 @@
 const DOUBLE_CLICK_MS = 400;
 
 export const byId = (id) => document.getElementById(id);
-export const part = (name) => document.querySelector(`[data-part="${name}"]`);
 export const plural = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
 // A number times a factor; a dash for null, which is an unknown value.
 export const figure = (value, digits = 2, unit = "", factor = 1) =>

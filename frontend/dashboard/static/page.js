@@ -1,10 +1,12 @@
 // The dashboard: asks the endpoint for a snapshot of the cluster, again and again, and shows it. Text of
 // members becomes text nodes and values of attributes; the page's policy lets nothing parse it.
-import { know } from "./chat.js";
-import { ask, byId, fill, figure, make, part, plural, set, table } from "./elements.js";
-import { curves, load, placement } from "./pictures.js";
+import { chat } from "./chat.js";
+import { ask, byId, fill, figure, make, plural, set, table } from "./elements.js";
+import { curves, load, milliseconds, placement } from "./pictures.js";
 
 const PATIENCE_MS = 15_000;
+// What shows a snapshot, by the id of its place.
+const PARTS = { summary, members, load, placement, curves, events, decisions, chat };
 const dismissed = new Set();
 let [data, lost] = [{ alerts: [] }, null];
 
@@ -28,22 +30,15 @@ function draw() {
   set(byId("model"), data.model);
   document.body.classList.toggle("buttons", data.is_operator === true);
   byId("read-only").hidden = data.is_operator !== false;
-  summary();
-  members();
-  load(part("load"), data.load);
-  placement(part("placement"), data.placement, data.members);
-  curves(part("curves"), data);
-  events();
-  decisions();
-  know(data, living());
+  for (const [id, show] of Object.entries(PARTS)) show(byId(id), data);
   // The default is the current number of servers: pressing the button then changes nothing.
-  byId("servers").value ||= living().length || "";
+  byId("servers").value ||= living() || "";
 }
 
 const isServer = (m) => m.role === "expert-server";
 const isClient = (m) => m.role === "attention-client";
 const isGone = (m) => m.state === "DEAD" || m.state === "LEFT";
-const living = () => data.members.filter((m) => isServer(m) && !isGone(m)).map((m) => m.id);
+const living = () => data.members.filter((m) => isServer(m) && !isGone(m)).length;
 
 const allAlerts = () => (lost ? [lost, ...data.alerts] : data.alerts);
 
@@ -56,37 +51,36 @@ function alerts() {
     element.className = `alert ${level}`;
     fill(element, lines, "p", set);
   };
-  fill(part("alerts"), shown, "div", show, (alert) => alert.key);
+  fill(byId("alerts"), shown, "div", show, (alert) => alert.key);
   const isBad = all.some((alert) => alert.level === "bad");
-  byId("verdict").className = isBad ? "dead" : all.length ? "suspect" : "serving";
+  byId("verdict").className = isBad ? "bad" : all.length ? "mild" : "serving";
   set(byId("verdict"), all.length ? plural(all.length, "alert") : data.model ? "all is well" : "");
 }
 
-function summary() {
-  const { coverage, rates, balance } = data;
+function summary(place, { members, epoch, coverage, rates, balance }) {
   const serving = (role) => {
-    const [all, found] = [data.members.filter(role), (m) => m.state === "SERVING"];
-    return all.length ? `${all.filter(found).length} of ${all.length} serving` : "—";
+    const all = members.filter(role);
+    const found = all.filter((m) => m.state === "SERVING");
+    return all.length ? `${found.length} of ${all.length} serving` : "—";
   };
   const covered = coverage && `≥ ${coverage.min_replicas}, on ${plural(coverage.min_nodes, "node")}`;
   const tiles = [
     ["Expert servers", serving(isServer)],
     ["Attention clients", serving(isClient)],
     ["Live replicas", coverage?.uncovered.length ? `${coverage.uncovered.length} uncovered` : (covered ?? "—")],
-    ["Epoch", coverage ? `${data.epoch}` : "—"],
+    ["Epoch", coverage ? `${epoch}` : "—"],
     ["PAR", figure(balance.par)],
     ["Bound", figure(balance.bound)],
     ["Gap", figure(balance.gap)],
     ["Tokens/s", figure(rates.tokens_per_s, 1)],
-    ["TTFT", figure(rates.ttft_s, 0, " ms", 1e3)],
-    ["ITL", figure(rates.itl_s, 0, " ms", 1e3)],
+    ["TTFT", milliseconds(rates.ttft_s)],
+    ["ITL", milliseconds(rates.itl_s)],
   ];
   const create = (_, i) => make(i ? "dd" : "dt");
-  fill(part("summary"), tiles, "div", (tile, texts) => fill(tile, texts, create, set));
+  fill(place, tiles, "div", (tile, texts) => fill(tile, texts, create, set));
 }
 
-function members() {
-  const place = part("members");
+function members(place, { members: all }) {
   const cells = (m) => {
     const gone = isGone(m);
     return [
@@ -95,55 +89,53 @@ function members() {
       gone ? "—" : figure(m.lease_age_s, 1, " s"), `${m.pid}`, m.address,
     ];
   };
-  const rows = table(place, data.members.map(cells));
-  data.members.forEach((m, i) => (isServer(m) || m.is_engine) && buttons(rows[i].cells[2], m));
-  const loads = data.members.filter((m) => m.loading).map((m) => `${m.id} loads ${m.loading.text}`);
-  fill(place.lastElementChild, loads, "p", set);
+  const rows = table(place, all.map(cells));
+  all.forEach((m, i) => (isServer(m) || m.is_engine) && buttons(rows[i].cells[2], m));
+  const loads = all.filter((m) => m.loading).map((m) => `${m.id} loads ${m.loading.text}`);
+  fill(byId("loading"), loads, "p", set);
 }
 
 function buttons(cell, m) {
   const [alive, paused] = [!isGone(m), data.paused.includes(m.id)];
   // A paused process becomes DEAD and can still be resumed.
   const [verb, enabled] = [paused ? "Resume" : "Pause", paused || alive];
-  const kinds = [["Kill", "danger", alive, true], [verb, "plain", enabled, !paused]];
+  const kinds = [["Kill", "danger", alive, true], [verb, "", enabled, !paused]];
   if (!cell.firstChild) cell.append(make("div", { className: "actions" }));
-  fill(cell.firstChild, kinds, "button", (button, [name, kind, isEnabled, asks]) => {
+  fill(cell.firstChild, kinds, "button", (button, [name, className, isEnabled, asks]) => {
     const what = `${name} ${m.id}`;
     const order = { action: name.toLowerCase(), member: m.id, incarnation: m.incarnation };
     const press = asks ? () => ask(what, () => act(what, order)) : () => act(what, order);
     // Not `disabled`: the button keeps the focus and stays readable.
-    Object.assign(button, { className: `press ${kind}`, ariaLabel: what, ariaDisabled: String(!isEnabled) });
+    Object.assign(button, { className, ariaLabel: what, ariaDisabled: String(!isEnabled) });
     button.onclick = ({ detail }) => isEnabled && detail < 2 && press();
     set(button, name);
   });
 }
 
-function events() {
-  const [note, list] = part("events").children;
-  set(note, data.events.length ? "" : "No events since the first viewer opened this page.");
+function events(place, { events: found }) {
+  set(place.querySelector(".note"), found.length ? "" : "No events since the first viewer opened this page.");
   const create = () => make("li", {}, make("time"), " ", make("bdi"), " ", make("bdi"));
-  fill(list, data.events.slice(0, 60), create, (item, { kind, ago_s, subject, text }) => {
+  fill(place.querySelector("ol"), found.slice(0, 60), create, (item, { kind, ago_s, subject, text }) => {
     const ago = ago_s < 120 ? figure(ago_s, 0, " s ago") : figure(ago_s, 0, " min ago", 1 / 60);
     item.className = kind;
     [ago, subject, text].forEach((each, i) => set(item.children[i], each));
   });
 }
 
-function decisions() {
-  const [place, found] = [part("decisions"), data.decisions ?? []];
-  const none = data.decisions ? "has made no decisions." : "has not told its decisions yet.";
-  set(place.firstElementChild, found.length ? "" : `The balancer ${none}`);
+function decisions(place, { decisions: found }) {
+  const none = `The balancer ${found ? "has made no decisions." : "has not told its decisions yet."}`;
+  set(place.querySelector(".note"), found?.length ? "" : none);
   const cells = (d) => [
     `${d.number}`, d.trigger, d.policy || "—", d.verdict,
     d.par_now ? `${figure(d.par_now)} → ${figure(d.par_then || null)}` : "—",
     d.is_counted ? `${d.transit}` : "—", d.reason + (d.given_up && ` Given up: ${d.given_up}`),
   ];
-  table(place, found.map(cells));
+  table(place, (found ?? []).map(cells));
 }
 
 // Asks for an action of a button, and shows what comes of it.
 async function act(what, order) {
-  const status = part("operate-status");
+  const status = byId("operate-status");
   set(status, `${what} …`);
   try {
     const headers = { "content-type": "application/json" };
@@ -156,7 +148,7 @@ async function act(what, order) {
 }
 
 const orders = {
-  start: () => ({ action: "scale", servers: living().length + 1 }),
+  start: () => ({ action: "scale", servers: living() + 1 }),
   scale: () => ({ action: "scale", servers: byId("servers").valueAsNumber }),
   rebalance: () => ({ action: "rebalance" }),
 };

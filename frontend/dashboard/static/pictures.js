@@ -11,76 +11,71 @@ const balance = (v) => (v < 1 ? [37, 99, 235, 230 - 215 * v] : [234, 88, 12, 15 
 // From transparent (no replica) to solid (the whole share).
 const share = (v) => [13, 148, 136, v && 64 + 191 * v];
 const sum = (values) => values.reduce((total, value) => total + value, 0);
+export const milliseconds = (seconds) => figure(seconds, 0, " ms", 1e3);
 
-// Draws one pixel a value; the browser enlarges it.
-function heatmap(canvas, values, colour, rowHeight, label) {
+// Shows a heat map of one pixel a value, which the browser enlarges, with its table; without values the text alone.
+function heatmap(place, text, values, colour, label, rows) {
+  set(place.querySelector(".note"), text);
+  place.classList.toggle("unknown", !values);
+  if (!values) return;
+  const canvas = place.querySelector("canvas");
   [canvas.width, canvas.height] = [values[0].length, values.length];
-  canvas.style.height = `${Math.max(48, Math.min(420, values.length * rowHeight))}px`;
+  canvas.style.height = `${Math.max(48, Math.min(420, values.length * 16))}px`;
   const pixels = new Uint8ClampedArray(values.flat().flatMap(colour));
   canvas.getContext("2d").putImageData(new ImageData(pixels, canvas.width), 0, 0);
   canvas.ariaLabel = label;
+  table(place, rows);
 }
 
-export function load(place, found) {
-  const [note, drawing] = place.children;
-  drawing.hidden = !found?.tokens.flat().some(Boolean);
-  if (drawing.hidden) {
-    const nothing = "No expert has computed anything in the balancer's window.";
-    return set(note, found ? nothing : "The load is not known yet.");
-  }
+export function load(place, { load: found }) {
+  if (!found) return heatmap(place, "The load is not known yet.");
   const { tokens, speeds, servers, par } = found;
+  const nothing = "No expert has computed anything in the balancer's window.";
+  if (!tokens.flat().some(Boolean)) return heatmap(place, nothing);
   // Time of each server over the layer's mean; 1 in an idle layer.
   const relative = tokens.map((layer) => {
     const times = layer.map((pairs, s) => pairs / speeds[s]);
     const mean = sum(times) / times.length;
     return times.map((time) => (mean ? time / mean : 1));
   });
-  set(
-    note,
+  const text =
     `Rows: MoE layers 0 to ${tokens.length - 1}. Columns: expert servers. Value: (token, expert) pairs divided ` +
-      `by speed, relative to the layer's mean, in the last ${figure(found.window_s, 0)} s with load.`,
-  );
+    `by speed, relative to the layer's mean, in the last ${figure(found.window_s, 0)} s with load.`;
   const worst = par.indexOf(Math.max(...par));
   const label =
     `Heatmap of ${tokens.length} MoE layers by ${servers.length} expert servers. Layer ${worst} is the most ` +
     `uneven, with a PAR of ${figure(par[worst])}. The table has the sums by server.`;
-  heatmap(drawing.children[0], relative, balance, 14, label);
-  const short = servers.map((name) => name.replace(/^expert-server-/, ""));
-  const fits = short.length * Math.max(...short.map((name) => name.length)) <= NAMED_CHARACTERS;
-  const axis = fits ? short : [`${servers.length} servers: ${servers[0]} … ${servers.at(-1)}`];
-  fill(drawing.children[1], axis, "bdi", set);
   const of = (rows, s) => sum(rows.map((row) => row[s]));
   const cells = (name, s) => [
     name, of(tokens, s).toLocaleString("en"), figure(of(relative, s) / relative.length), figure(speeds[s]),
   ];
-  table(drawing, servers.map(cells));
+  heatmap(place, text, relative, balance, label, servers.map(cells));
+  const short = servers.map((name) => name.replace(/^expert-server-/, ""));
+  const fits = short.length * Math.max(...short.map((name) => name.length)) <= NAMED_CHARACTERS;
+  const axis = fits ? short : [`${servers.length} servers: ${servers[0]} … ${servers.at(-1)}`];
+  fill(place.querySelector(".axis"), axis, "bdi", set);
 }
 
-export function placement(place, found, members) {
-  const [note, drawing] = place.children;
-  drawing.hidden = !found;
-  if (!found) return set(note, "The placement is not known yet.");
+export function placement(place, { placement: found, members }) {
+  if (!found) return heatmap(place, "The placement is not known yet.");
   const { layer, layers, experts, servers } = found;
   fill(byId("layer"), Array.from({ length: layers }, (_, i) => `${i}`), "option", set);
   const counts = found.live_replicas.map(([count, left]) => `${count} with ${plural(left, "live replica")}`);
-  const covered = counts.join(", ");
-  set(
-    note,
+  const text =
     `Rows: servers (empty: the server is gone). Columns: experts 0 to ${experts - 1}. A darker cell takes a ` +
-      `larger share of the expert's tokens. ${covered}.`,
-  );
+    `larger share of the expert's tokens. ${counts.join(", ")}.`;
+  const size = `${experts} experts by ${servers.length} servers`;
+  const label = `Layer ${layer}: ${size}; ${counts.join(", ")}. The table lists them.`;
   // A replica with share 0 is still shown; a replica on a dead server is not.
   const shares = servers.map((server) => {
     const row = Array(experts).fill(0);
     server.experts.forEach((e, i) => server.is_live && (row[e] = Math.max(server.shares[i], 0.04)));
     return row;
   });
-  const size = `${experts} experts by ${servers.length} servers`;
-  const label = `Layer ${layer}: ${size}; ${covered}. The table lists them.`;
-  heatmap(drawing.children[0], shares, share, 18, label);
   const states = new Map(members.map((m) => [m.id, m.state]));
   const live = ({ is_live, experts }) => `${is_live ? experts.length : 0}`;
-  table(drawing, servers.map((s) => [s.id, states.get(s.id) ?? "DEAD", live(s), ranges(s.experts)]));
+  const cells = (s) => [s.id, states.get(s.id) ?? "DEAD", live(s), ranges(s.experts)];
+  heatmap(place, text, shares, share, label, servers.map(cells));
 }
 
 // Ascending numbers, with runs as "3-7".
@@ -106,20 +101,17 @@ export function curves(place, { curve, requests, rates, balance: now }) {
   const moved = migrations ? `, ${migrations} moved to another attention client` : "";
   const queue = running === null ? "" : `Requests: ${running} running, ${waiting} waiting${moved}. `;
   set(
-    place.firstElementChild,
+    place.querySelector(".note"),
     `${queue}PAR: peak-to-average ratio of the servers' loads, 1 is balanced. Bound: the least PAR of any ` +
       "placement with these slots. Gap: PAR / bound. Rates are means of the last 10 s.",
   );
-  const texts = [
-    `${figure(now.par)}, bound (dashed) ${figure(now.bound)}, gap ${figure(now.gap)}`,
-    figure(rates.tokens_per_s, 1),
-    figure(rates.ttft_s, 0, " ms", 1e3),
-    figure(rates.itl_s, 0, " ms", 1e3),
-  ];
+  const par = `${figure(now.par)}, bound (dashed) ${figure(now.bound)}, gap ${figure(now.gap)}`;
+  const delays = [rates.ttft_s, rates.itl_s].map(milliseconds);
+  const texts = [par, figure(rates.tokens_per_s, 1), ...delays];
   const ages = curve[0] ?? [];
   const create = () => make("figure", {}, make("figcaption"), make("div", { role: "img" }));
   const span = figure(Math.max(LEAST_S, -ages[0] || 0), 0);
-  fill(place.lastElementChild, CHARTS, create, (element, [title, columns, factor, ...scale], i) => {
+  fill(place.querySelector(".figures"), CHARTS, create, (element, [title, columns, factor, ...scale], i) => {
     const [caption, plot] = element.children;
     set(caption, `${title}: ${texts[i]}`);
     plot.ariaLabel = `${title} over the last ${span} s. Now: ${texts[i]}.`;
@@ -132,10 +124,10 @@ export function curves(place, { curve, requests, rates, balance: now }) {
 
 function chart(plot, columns, least, unit) {
   // Read at each drawing, because the theme may change.
-  const css = (name) => () => getComputedStyle(plot).getPropertyValue(name);
+  const css = (name) => () => getComputedStyle(plot)[name];
   const off = { show: false };
-  const axis = { stroke: css("--quiet"), grid: { stroke: css("--line"), width: 1 }, ticks: off };
-  const line = (_, i) => ({ stroke: css(i ? "--quiet" : "--accent"), dash: i ? [4, 3] : [], points: off });
+  const axis = { stroke: css("color"), grid: { stroke: css("fill"), width: 1 }, ticks: off };
+  const line = (_, i) => ({ stroke: css(i ? "color" : "stroke"), dash: i ? [4, 3] : [], points: off });
   const options = {
     width: 100,
     height: HEIGHT,

@@ -199,7 +199,7 @@ def test_the_answer_stays_at_its_end_unless_the_reader_scrolls_up(scene: Scene) 
     watched.wait_text("members", "SERVING")
     page, place = watched.page, "document.querySelector('[role=log]')"
     # Text longer than the box, appended as tokens are.
-    append = """n => { for (let i = 0; i < n; i++) document.querySelector('[data-part=answer]')
+    append = """n => { for (let i = 0; i < n; i++) document.querySelector('#answer')
         .append(Object.assign(document.createElement('div'), {textContent: 'line'})) }"""
     gap = f"Math.round({place}.getBoundingClientRect().bottom - {place}.lastElementChild" + (
         ".lastElementChild.getBoundingClientRect().bottom)"
@@ -294,9 +294,7 @@ def test_a_chat_streams_and_can_be_cancelled(scene: Scene) -> None:
     message = watched.page.get_by_label("Message")
     message.fill("Hello")
     message.press("Enter")
-    watched.page.wait_for_function(
-        "() => document.querySelector('[data-part=answer]').innerText.length > 5"
-    )
+    watched.page.wait_for_function("() => document.querySelector('#answer').innerText.length > 5")
     send = watched.page.get_by_role("button", name="Send")
     expect(send).to_have_attribute("aria-disabled", "false", timeout=PATIENCE_MS)
     # This answer does not begin.
@@ -510,7 +508,7 @@ def test_a_phone_has_large_targets_and_a_short_page(scene: Scene) -> None:
     assert folded.evaluate_all("all => all.map(e => e.open)") == [False] * 5
     for fold in folded.all():
         fold.locator("summary").first.tap()
-    assert watched.part("decisions").is_visible()
+    assert watched.part("decisions").locator("table").is_visible()
     targets = page.evaluate(
         """() => [...document.querySelectorAll("button, summary, input, select")]
             .filter(e => e.checkVisibility())

@@ -48,7 +48,7 @@ def test_row_41_hostile_texts_are_shown_and_do_nothing(browser: Any, ui_fixture:
         # First as an update of the open page, then as part of the loaded page.
         for _ in range(2):
             page.wait_for_function(
-                "text => document.querySelector('[data-part=members]')?.textContent.includes(text)",
+                "text => document.querySelector('#members')?.textContent.includes(text)",
                 arg=texts[-1],
             )
             _check_shown(watched, texts)

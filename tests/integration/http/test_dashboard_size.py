@@ -73,7 +73,7 @@ def test_several_viewers_of_sixty_layers_and_sixty_four_servers(
         before = [drawn(watched) for watched in pages]
         for watched, old in zip(pages, before, strict=True):
             watched.page.wait_for_function(
-                "old => document.querySelector('[data-part=load] canvas').toDataURL() !== old",
+                "old => document.querySelector('#load canvas').toDataURL() !== old",
                 arg=old,
             )
         last = pages[-1].page

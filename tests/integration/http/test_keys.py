@@ -128,7 +128,7 @@ def test_the_page_chats_with_the_browsers_password(locked: Box, browser: Any) ->
         watched.page.get_by_text("all is well").wait_for()
         watched.page.get_by_role("button", name="Send").click()
         watched.page.wait_for_function(
-            "() => document.querySelector('[data-part=answer]').innerText.length > 5"
+            "() => document.querySelector('#answer').innerText.length > 5"
         )
         assert "The answer failed" not in watched.part("answer").inner_text()
         assert watched.part("members").get_by_role("button").count() == 0, (
