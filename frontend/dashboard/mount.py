@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
@@ -25,6 +26,7 @@ from eaas.cluster_snapshot import ClusterSnapshot, SnapshotReader
 from eaas.cluster_snapshot.document import encode, page_document
 from eaas.errors import EaasError
 from eaas.log import get_logger
+from eaas.net.server_records import OPERATOR_PATH
 from frontend.dashboard import viewers
 from frontend.dashboard.operator import Operator, paused
 
@@ -99,9 +101,8 @@ class Dashboard(BaseRoute):
         if viewers.is_foreign(path, request.headers):
             text = "A page of another site sent this request. Open the dashboard's own address."
             raise HTTPException(403, text)
-        login = self._token.login(path) if self._token is not None else None
-        if login is not None:
-            return login
+        if path.startswith(OPERATOR_PATH) and self._token is not None:
+            return self._token.login(path.removeprefix(OPERATOR_PATH).rstrip("/"))
         if path == viewers.ACTIONS_PATH:
             return await self._act(request)
         if path == viewers.SNAPSHOT_PATH:
@@ -118,8 +119,7 @@ class Dashboard(BaseRoute):
         async with self._reading:
             await self._read()
             if key not in self._documents:
-                loop = asyncio.get_running_loop()
-                self._documents[key] = await loop.run_in_executor(None, self._encode, *key)
+                self._documents[key] = await run_in_threadpool(self._encode, *key)
         headers = {"cache-control": "no-store"}
         return Response(self._documents[key], media_type="application/json", headers=headers)
 
@@ -139,10 +139,9 @@ class Dashboard(BaseRoute):
             raise HTTPException(405, "Actions are posted.")
         async with self._reading:
             await self._read()
-        loop, act = asyncio.get_running_loop(), self._operator.act
         try:
             order = await request.json()
-            message = await loop.run_in_executor(None, act, self._snapshot, order)
+            message = await run_in_threadpool(self._operator.act, self._snapshot, order)
         except EaasError as error:
             message = str(error)
         except ValueError as error:
@@ -152,7 +151,7 @@ class Dashboard(BaseRoute):
     def _may_act(self, request: Request) -> bool:
         if self._operator is None or not viewers.is_local(request.url.hostname):
             return False
-        return self._token is None or self._token.is_operator(request.headers)
+        return self._token is None or self._token.is_operator(request.cookies)
 
     async def _read(self) -> None:
         """Read the cluster, unless the last snapshot is fresh. On failure keep that."""

@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 from collections.abc import Mapping
-from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -126,21 +125,19 @@ def _signal(member: Member, number: signal.Signals) -> None:
     if member.host != socket.gethostname():
         raise ClusterError(f"{member.id} runs on {member.host}: end it there")
     process = f"{member.id} (pid {member.pid})"
-    with ExitStack() as stack:
-        try:
-            # Open a handle before the check: the kernel may reuse the process id.
-            handle = os.pidfd_open(member.pid)
-            stack.callback(os.close, handle)
+    try:
+        # Open a handle before the check: the kernel may reuse the process id.
+        with open(os.pidfd_open(member.pid), "rb", buffering=0) as handle:
             if not has_same_launcher(member.pid):
                 raise ClusterError(f"{process} was started by hand: end it in its own terminal")
             # A member reports its own pid. It must not name another process of the launcher.
             if not _has_id(member.pid, member.id):
                 raise ClusterError(f"{process} is another process: nothing was sent to it")
-            signal.pidfd_send_signal(handle, number)
-        except OSError as error:
-            raise ClusterError(f"{process}: {error.strerror}") from error
-        except OverflowError as error:
-            raise ClusterError(f"{process}: No such process") from error
+            signal.pidfd_send_signal(handle.fileno(), number)
+    except OSError as error:
+        raise ClusterError(f"{process}: {error.strerror}") from error
+    except OverflowError as error:
+        raise ClusterError(f"{process}: No such process") from error
 
 
 def _balancer(snapshot: ClusterSnapshot) -> str:

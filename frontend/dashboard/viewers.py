@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
-from http.cookies import CookieError, SimpleCookie
+from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
-from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.exceptions import HTTPException
+from starlette.responses import RedirectResponse, Response
 
 from eaas.net.server_records import OPERATOR_PATH
 
@@ -94,27 +95,19 @@ class OperatorToken:
         self._token = token
         self._cookie = f"eaas-operator-{port}"
 
-    def login(self, path: str) -> Response | None:
-        """Exchange the token in the page's address for a cookie; None: the request is another one."""
-        if not path.startswith(OPERATOR_PATH):
-            return None
-        if not self._is_token(path.removeprefix(OPERATOR_PATH).rstrip("/")):
-            return PlainTextResponse(
-                "This token does not belong to the cluster. `eaas status` prints the page's address.\n",
-                status_code=403,
-            )
+    def login(self, shown: str) -> Response:
+        """Exchange the token in the page's address for a cookie. Raises HTTPException (403): it is wrong."""
+        if not self._is_token(shown):
+            text = "This token does not belong to the cluster. `eaas status` prints the page's address."
+            raise HTTPException(403, text)
         answer = RedirectResponse("/", status_code=303)
         answer.set_cookie(self._cookie, self._token, httponly=True, samesite="strict")
         answer.headers["cache-control"] = "no-store"
         return answer
 
-    def is_operator(self, headers: Headers) -> bool:
+    def is_operator(self, cookies: Mapping[str, str]) -> bool:
         """Whether a request has the operator's token in its cookie; else it gets no buttons."""
-        try:
-            cookie = SimpleCookie(headers.get("cookie", "")).get(self._cookie)
-        except CookieError:
-            return False
-        return cookie is not None and self._is_token(cookie.value)
+        return self._is_token(cookies.get(self._cookie, ""))
 
     def _is_token(self, shown: str) -> bool:
         return hmac.compare_digest(shown.encode(errors="replace"), self._token.encode())
