@@ -1,5 +1,5 @@
 // The chat box: asks the endpoint's own API. The colour of a text is that of the server that computed most of it.
-import { byId, make } from "./elements.js";
+import { byId, make, post } from "./elements.js";
 
 // Degrees between the hues of servers: the golden angle keeps any number of them apart.
 const HUES = 137.5;
@@ -37,9 +37,8 @@ async function stream(text) {
     ...(page.names_servers && { stream_options: { include_servers: true } }),
   };
   try {
-    const headers = { "content-type": "application/json" };
-    const asked = { method: "POST", headers, body: JSON.stringify(body), signal: running.signal };
-    const got = await fetch(page.has_chat ? "v1/chat/completions" : "v1/completions", asked);
+    const path = page.has_chat ? "v1/chat/completions" : "v1/completions";
+    const got = await post(path, body, running.signal);
     // Pairs by server: of the answer, and since its last text, because a token may have none.
     const [all, since] = [new Map(), new Map()];
     for await (const event of events(got)) {

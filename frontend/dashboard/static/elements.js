@@ -13,6 +13,11 @@ export function make(tag, properties = {}, ...children) {
   return element;
 }
 
+export function post(path, body, signal) {
+  const headers = { "content-type": "application/json" };
+  return fetch(path, { method: "POST", headers, body: JSON.stringify(body), signal });
+}
+
 export function set(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }

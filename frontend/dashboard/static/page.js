@@ -1,7 +1,7 @@
 // The dashboard: asks the endpoint for a snapshot of the cluster, again and again, and shows it. Text of
 // members becomes text nodes and values of attributes; the page's policy lets nothing parse it.
 import { chat } from "./chat.js";
-import { ask, byId, fill, figure, make, plural, set, table } from "./elements.js";
+import { ask, byId, fill, figure, make, plural, post, set, table } from "./elements.js";
 import { curves, load, milliseconds, placement } from "./pictures.js";
 
 const PATIENCE_MS = 15_000;
@@ -102,12 +102,10 @@ function buttons(cell, m) {
   const kinds = [["Kill", "danger", alive, true], [verb, "", enabled, !paused]];
   if (!cell.firstChild) cell.append(make("div", { className: "actions" }));
   fill(cell.firstChild, kinds, "button", (button, [name, className, isEnabled, asks]) => {
-    const what = `${name} ${m.id}`;
     const order = { action: name.toLowerCase(), member: m.id, incarnation: m.incarnation };
-    const press = asks ? () => ask(what, () => act(what, order)) : () => act(what, order);
     // Not `disabled`: the button keeps the focus and stays readable.
-    Object.assign(button, { className, ariaLabel: what, ariaDisabled: String(!isEnabled) });
-    button.onclick = ({ detail }) => isEnabled && detail < 2 && press();
+    const aria = { ariaLabel: `${name} ${m.id}`, ariaDisabled: String(!isEnabled) };
+    Object.assign(button, { className, ...aria, asks, order: () => order });
     set(button, name);
   });
 }
@@ -138,25 +136,23 @@ async function act(what, order) {
   const status = byId("operate-status");
   set(status, `${what} …`);
   try {
-    const headers = { "content-type": "application/json" };
-    const asked = { method: "POST", headers, body: JSON.stringify(order) };
-    const answer = await fetch("eaas/v1/actions", asked);
+    const answer = await post("eaas/v1/actions", order);
     set(status, answer.ok ? (await answer.json()).message : await answer.text());
   } catch (error) {
     set(status, `${what}: the endpoint does not answer (${error.message}).`);
   }
 }
 
-const orders = {
-  start: () => ({ action: "scale", servers: living() + 1 }),
-  scale: () => ({ action: "scale", servers: byId("servers").valueAsNumber }),
-  rebalance: () => ({ action: "rebalance" }),
-};
-for (const [id, order] of Object.entries(orders)) {
-  const button = byId(id);
+byId("start").order = () => ({ action: "scale", servers: living() + 1 });
+byId("scale").order = () => ({ action: "scale", servers: byId("servers").valueAsNumber });
+byId("rebalance").order = () => ({ action: "rebalance" });
+document.body.onclick = ({ target, detail }) => {
   // A double click counts as one press.
-  button.onclick = ({ detail }) => detail < 2 && act(button.ariaLabel ?? button.textContent, order());
-}
+  if (!target.order || target.ariaDisabled === "true" || detail > 1) return;
+  const [what, order] = [target.ariaLabel ?? target.textContent, target.order()];
+  if (target.asks) ask(what, () => act(what, order));
+  else act(what, order);
+};
 byId("dismiss").onclick = () => {
   for (const alert of allAlerts()) dismissed.add(alert.key);
   alerts();

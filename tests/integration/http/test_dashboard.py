@@ -316,6 +316,46 @@ def test_a_refused_chat_says_why(scene: Scene) -> None:
     watched.wait_text("answer", "no such turn")
 
 
+def test_a_text_has_the_colour_of_the_server_that_computed_most_of_it(scene: Scene) -> None:
+    watched = scene("small", viewport=WIDE)
+    watched.wait_text("members", "SERVING")
+    names = [f"expert-server-{i}" for i in range(9)]
+    answer = "".join(
+        f"data: {json.dumps({'choices': [], 'servers': {'monitor': 1, name: 2}})}\n\n"
+        f"data: {json.dumps({'choices': [{'delta': {'content': name}}]})}\n\n"
+        for name in names
+    )
+    watched.page.route("**/v1/chat/completions", lambda route: route.fulfill(body=answer))
+    button(watched, "Send").click()
+    watched.wait_text("answer-servers", "monitor 33%")
+    watched.wait_text("answer-servers", f"{names[-1]} 7%")
+    colour = "getComputedStyle(e).borderBottomColor"
+    texts = (
+        watched.part("answer")
+        .locator("span")
+        .evaluate_all(f"all => all.map(e => [e.textContent, {colour}])")
+    )
+    keys = (
+        watched.part("answer-servers")
+        .locator("i")
+        .evaluate_all(f"all => all.map(e => [e.parentElement.textContent.split(' ')[0], {colour}])")
+    )
+    assert dict(texts).keys() == set(names)
+    assert dict(texts).items() <= dict(keys).items()
+    assert len(set(dict(keys).values())) == 10
+
+
+@pytest.mark.parametrize(("field", "value"), [("Message", "  "), ("Max tokens", "5000")])
+def test_a_chat_that_cannot_be_is_not_sent(scene: Scene, field: str, value: str) -> None:
+    watched = scene("small", viewport=WIDE)
+    watched.wait_text("members", "SERVING")
+    watched.page.route("**/v1/chat/completions", lambda route: route.fulfill(status=500))
+    watched.page.get_by_label(field).fill(value)
+    button(watched, "Send").click()
+    expect(watched.page.locator("input:invalid")).to_be_focused()
+    assert watched.part("answer").inner_text() == ""
+
+
 def test_updates_keep_elements_and_what_is_open(scene: Scene) -> None:
     watched = scene("small")
     watched.wait_text("members", "SERVING")
