@@ -71,7 +71,7 @@ class _Attempt:
 
 
 class LeastTime:
-    """Chooses the engine with the least expected time (`Choice`)."""
+    """Chooses the engine with the least expected time."""
 
     def __init__(self) -> None:
         self._engines: dict[str, _Engine] = {}
@@ -82,7 +82,7 @@ class LeastTime:
         self._prompt_tokens, self._prompt_s = _FIRST_TOKENS_S, 1.0
 
     def choose(self, work: Work, engines: Sequence[str]) -> str:
-        """Return the engine on which the sequence is expected to end first."""
+        """Return the one of two engines or more on which the sequence is expected to end first."""
         known = self._known(work.tokens, engines)
         least_gap_s = min(engine.gap_s for engine in map(self._of, engines))
 

@@ -21,7 +21,6 @@ from eaas.net.server_records import find
 from eaas.net.tls import Identity
 from eaas.rpc.v1 import engine_pb2 as pb
 from eaas.types import Role
-from frontend.engines.choice import LeastTime
 from frontend.engines.pool import Action, Cancel, Deliver, EngineInfo, EnginePool, Send
 
 __all__ = ["Engines"]
@@ -57,7 +56,7 @@ class Engines:
         on_pause: Callable[[str, str, float], None] = lambda *_: None,
     ) -> None:
         self._name, self._client_digest, self._tls = name, client_digest, tls
-        self._pool = EnginePool(LeastTime(), on_move, on_pause)
+        self._pool = EnginePool(on_move, on_pause)
         self._links: dict[str, _Link] = {}
         self._listeners: dict[str, Callable[[Delivery], None]] = {}
         self._loop: asyncio.AbstractEventLoop

@@ -22,17 +22,17 @@ from __future__ import annotations
 import logging
 import math
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
-from typing import Protocol
 
 from eaas.generation.errors import ApiError, EngineStoppedError
 from eaas.generation.messages import IDLE_REPORT_S
 from eaas.generation.work import Delivery, Work
+from frontend.engines.choice import LeastTime
 
-__all__ = ["Action", "Cancel", "Choice", "Deliver", "EngineInfo", "EnginePool", "Send"]
+__all__ = ["Action", "Cancel", "Deliver", "EngineInfo", "EnginePool", "Send"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -92,25 +92,6 @@ class Deliver:
 
 
 Action = Send | Cancel | Deliver
-
-
-class Choice(Protocol):
-    """Chooses the engine for a sequence; see `frontend.engines.choice`."""
-
-    def choose(self, work: Work, engines: Sequence[str]) -> str:
-        """Return one of the engines, of which there are two at least."""
-
-    def sent(self, name: str, attempt: int, work: Work, now: float) -> None:
-        """Learn that an engine got a sequence."""
-
-    def delivered(self, attempt: int, tokens: int, now: float) -> None:
-        """Learn that an engine delivered tokens of an attempt."""
-
-    def ended(self, attempt: int) -> None:
-        """Learn that an attempt ended, or left its engine."""
-
-    def forget(self, name: str) -> None:
-        """Forget an engine that was lost, and its cache with it."""
 
 
 class _State(Enum):
@@ -215,7 +196,6 @@ class EnginePool:
     """The engines that a frontend is connected to, and the sequences that it has.
 
     Args:
-        choice: Chooses among engines that can take a sequence.
         on_move: Called for each sequence that leaves an engine before its end, with the reason: "lost",
             "suspect", "draining" or "refused".
         on_pause: Called when a sequence goes on that had begun before it moved, with its id, the reason, and
@@ -224,11 +204,10 @@ class EnginePool:
 
     def __init__(
         self,
-        choice: Choice,
         on_move: Callable[[str], None] = lambda _: None,
         on_pause: Callable[[str, str, float], None] = lambda *_: None,
     ) -> None:
-        self._choice = choice
+        self._choice = LeastTime()
         self._on_move, self._on_pause = on_move, on_pause
         self._engines: dict[str, _Engine] = {}
         # In the order of their submission.
@@ -325,7 +304,11 @@ class EnginePool:
         if engine is None or sequence is None:
             return []
         if isinstance(delivery.error, EngineStoppedError):
-            return self.refuse(name, attempt, now)
+            # The engine does not accept the attempt, or gives it up because it ends.
+            self._detach(sequence, now, "refused")
+            sequence.refused_by.add(name)
+            sequence.retry_at = now + _RETRY_S
+            return self._place(sequence, now)
         sequence.heard_at = now
         if not delivery.tokens and not delivery.finished:
             # It is computed from now on, and may be what kills the engine.
@@ -347,17 +330,6 @@ class EnginePool:
             del self._sequences[sequence.work.id]
         return [Deliver(sequence.work.id, delivery)]
 
-    def refuse(self, name: str, attempt: int, now: float) -> list[Action]:
-        """Take back an attempt that an engine does not accept, or gives up because it ends."""
-        engine = self._engines.get(name)
-        sequence = engine.attempts.get(attempt) if engine is not None else None
-        if sequence is None:
-            return []
-        self._detach(sequence, now, "refused")
-        sequence.refused_by.add(name)
-        sequence.retry_at = now + _RETRY_S
-        return self._place(sequence, now)
-
     # -- time -----------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> list[Action]:
@@ -371,7 +343,8 @@ class EnginePool:
             if sequence.engine is not None:
                 continue
             if now >= sequence.waits_since + PATIENCE_S:
-                actions.append(self._fail(sequence, _no_engine()))
+                reason = "No engine could take the request. Try again later."
+                actions.append(self._fail(sequence, reason, "no_engine"))
             elif now >= sequence.retry_at:
                 sequence.retry_at = math.inf
                 sequence.refused_by.clear()
@@ -395,7 +368,9 @@ class EnginePool:
             del self._sequences[sequence.work.id]
             return [Deliver(sequence.work.id, Delivery([], finished=True))]
         if sequence.deaths >= MOST_DEATHS:
-            return [self._fail(sequence, _poisonous())]
+            reason = f"{MOST_DEATHS} engines died while they computed this request: "
+            reason += "it is not tried again."
+            return [self._fail(sequence, reason, "engines_died")]
         usable = self._usable(sequence)
         if not usable:
             return []
@@ -455,18 +430,7 @@ class EnginePool:
             del sequence.engine.attempts[sequence.attempt]
             self._choice.ended(sequence.attempt)
 
-    def _fail(self, sequence: _Sequence, error: ApiError) -> Deliver:
+    def _fail(self, sequence: _Sequence, reason: str, code: str) -> Deliver:
         del self._sequences[sequence.work.id]
+        error = ApiError(503, reason, code=code)
         return Deliver(sequence.work.id, Delivery([], finished=True, error=error))
-
-
-def _no_engine() -> ApiError:
-    return ApiError(503, "No engine could take the request. Try again later.", code="no_engine")
-
-
-def _poisonous() -> ApiError:
-    return ApiError(
-        503,
-        f"{MOST_DEATHS} engines died while they computed this request: it is not tried again.",
-        code="engines_died",
-    )

@@ -16,7 +16,6 @@ from hashlib import blake2b
 from eaas.generation.errors import EngineStoppedError
 from eaas.generation.sampling import Sampling
 from eaas.generation.work import Delivery, Work
-from frontend.engines.choice import LeastTime
 from frontend.engines.pool import Action, Cancel, Deliver, EngineInfo, EnginePool, Send
 
 __all__ = ["EngineWorld", "answer_to", "work_of"]
@@ -107,9 +106,7 @@ class EngineWorld:
         self._processes: dict[str, _Process] = {}
         self._connections = 0
         self._watched: dict[str, tuple[int, Callable[[], None]]] = {}
-        self.pool = EnginePool(
-            LeastTime(), self.moves.append, lambda *each: self.resumed.append(each)
-        )
+        self.pool = EnginePool(self.moves.append, lambda *each: self.resumed.append(each))
         self._every(_TICK_S, lambda: self._do(self.pool.tick(self.now)))
 
     # -- users ----------------------------------------------------------------------------------------

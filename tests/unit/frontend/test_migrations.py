@@ -13,7 +13,6 @@ from prometheus_client import CollectorRegistry
 from eaas.generation.work import Delivery
 from eaas.telemetry import Tracing
 from engine_sim import EngineWorld, work_of
-from frontend.engines.choice import LeastTime
 from frontend.engines.pool import Deliver, EngineInfo, EnginePool, Send
 from frontend.metrics import EngineMetrics
 from frontend.tracing import RequestTraces
@@ -97,7 +96,7 @@ def test_metrics_and_spans() -> None:
 @pytest.mark.parametrize("died", [True, False])
 def test_only_deaths_make_a_request_poisonous(died: bool) -> None:
     """On a machine with too little processor time leases end again and again, of engines that live."""
-    pool = EnginePool(LeastTime())
+    pool = EnginePool()
     actions = pool.submit(work_of("request", [7], 64), 0.0)
     for number in range(6):
         name, now = f"a@{number}", float(number)
