@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, generate_latest
 
 from eaas.checkpoint.client_digest import client_digest
 from eaas.cluster_snapshot.counters import COUNTED, Counters, read_counters
-from eaas.control_plane.observer import ClusterObserver
 from eaas.membership.session import MembershipView
 from eaas.telemetry import Tracing
 from eaas.types import Role
@@ -47,46 +46,42 @@ def run(process: FrontendProcess, model_path: Path, tracing: Tracing | None = No
     def counters(_timeout_s: float) -> Counters:
         return read_counters(generate_latest(registry.restricted_registry(COUNTED)).decode())
 
-    with ExitStack() as stack:
-        if tracing is not None:
-            stack.callback(tracing.close)
-        listener, address = stack.enter_context(process.listen())
-        traces = RequestTraces(tracing) if tracing is not None else None
-        metrics = EngineMetrics(registry, traces)
-        digest = client_digest(model_path)
-        engines = Engines(process.id, digest, tls, metrics.moved, metrics.paused)
-        metrics.watch(engines.failovers)
-        observer = ClusterObserver(process.monitor_address, tls)
-        stack.callback(observer.close)
-        name, *others = config.model_names(model_path)
-        # Without names of its own, a model may also be asked for by its path.
-        aliases, unlisted = (others, []) if config.served_model_name else ([], others)
-        limits = ServeLimits(max_stored_responses=config.stored_responses)
-        app = build_app(
-            engines,
-            files,
-            names=[name, *aliases],
-            unlisted=unlisted,
-            status=lambda: observer.status(f"http://{address}") | {"tls": tls is not None},
-            healthy=engines.health,
-            limits=limits,
-            access=process.access,
-            registry=registry,
-            origins=config.allowed_origins,
-            traces=traces,
-            dashboard=process.dashboard(listener, observer, counters),
-            response_template=config.response_template or None,
-        )
+    traces = RequestTraces(tracing) if tracing is not None else None
+    metrics = EngineMetrics(registry, traces)
+    digest = client_digest(model_path)
+    engines = Engines(process.id, digest, tls, metrics.moved, metrics.paused)
+    metrics.watch(engines.failovers)
+    name, *others = config.model_names(model_path)
+    # Without names of its own, a model may also be asked for by its path.
+    aliases, unlisted = (others, []) if config.served_model_name else ([], others)
+    limits = ServeLimits(max_stored_responses=config.stored_responses)
+    build = partial(
+        build_app,
+        engines,
+        files,
+        names=[name, *aliases],
+        unlisted=unlisted,
+        healthy=engines.health,
+        limits=limits,
+        access=process.access,
+        registry=registry,
+        origins=config.allowed_origins,
+        traces=traces,
+        response_template=config.response_template or None,
+    )
+    try:
         process.serve(
-            app,
-            listener,
-            address,
+            build,
             limits,
+            counters=counters,
             follow=lambda view: engines.follow(_engines_of(view)),
             is_ready=lambda: engines.health()[0],
             requests=lambda: engines.requests,
             registry=registry,
         )
+    finally:
+        if tracing is not None:
+            tracing.close()
 
 
 def _engines_of(view: MembershipView) -> dict[str, str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from starlette.types import Receive, Scope, Send
 
 from eaas import __version__
 from eaas.cluster_snapshot.counters import Counters, read_counters
-from eaas.control_plane.observer import ClusterObserver
 from eaas.errors import ClusterError
 from eaas.generation.errors import ApiError
 from eaas.log import one_line
@@ -206,30 +205,23 @@ def run_page(process: FrontendProcess, model: Path | None) -> None:
         PortInUseError: The endpoint's port is taken.
         ClusterError: The monitor cannot be reached.
     """
-    with ExitStack() as stack:
-        listener, address = stack.enter_context(process.listen())
-        observer, vllm = ClusterObserver(process.monitor_address, process.tls), VllmServer()
-        stack.callback(observer.close)
-        dashboard = process.dashboard(listener, observer, vllm.counters)
+    vllm = VllmServer()
+
+    def build(status: Callable[[], dict[str, Any]], dashboard: Dashboard | None) -> Starlette:
         if dashboard is not None:
             name = process.config.model_names(model or Path())[0]
             has_chat = model is None or _has_chat_template(model)
             dashboard.serve(name, has_chat=has_chat, names_servers=False)
-        app = build_page_app(
-            vllm,
-            lambda: observer.status(f"http://{address}") | {"tls": process.tls is not None},
-            process.access,
-            dashboard,
-        )
-        process.serve(
-            app,
-            listener,
-            address,
-            _LIMITS,
-            follow=vllm.follow,
-            is_ready=lambda: True,
-            requests=lambda: vllm.requests,
-        )
+        return build_page_app(vllm, status, process.access, dashboard)
+
+    process.serve(
+        build,
+        _LIMITS,
+        counters=vllm.counters,
+        follow=vllm.follow,
+        is_ready=lambda: True,
+        requests=lambda: vllm.requests,
+    )
 
 
 def _has_chat_template(model: Path) -> bool:

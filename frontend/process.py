@@ -6,9 +6,10 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Gauge
 from starlette.applications import Starlette
@@ -41,6 +42,7 @@ __all__ = ["FrontendProcess"]
 _log = get_logger(__name__)
 _WAIT_STEP_S = 0.5
 _GRACE_S = 1.0
+_ReadCounters = Callable[[float], Counters]
 
 
 @dataclass(frozen=True)
@@ -72,32 +74,13 @@ class FrontendProcess:
         """Checks of requests."""
         return Access(self.keys, known_hosts(self.config.host, self.config.allowed_hosts))
 
-    @contextmanager
-    def listen(self) -> Iterator[tuple[socket.socket, str]]:
-        """Yield the endpoint's socket, and the host:port that others use. Raises PortInUseError."""
-        with bind(self.config.host, self.config.port) as listener:
-            yield (
-                listener,
-                join_host_port(host_to_tell(self.config.host), listener.getsockname()[1]),
-            )
-
-    def dashboard(
-        self,
-        listener: socket.socket,
-        observer: ClusterObserver,
-        counters: Callable[[float], Counters],
+    def _dashboard(
+        self, host: str, port: int, observer: ClusterObserver, counters: _ReadCounters
     ) -> Dashboard | None:
-        """Make the page, unless the settings turn it off, and publish the operator's token for `eaas status`.
-
-        Args:
-            listener: The endpoint's socket.
-            observer: Knows the members.
-            counters: Reads the endpoint's counters; takes a timeout in seconds.
-        """
+        """Make the page, unless it is turned off, and publish the operator's token for `eaas status`."""
         if not self.config.dashboard:
             return None
         tls, operator, token = self.tls, None, None
-        host, port = listener.getsockname()[:2]
         address = join_host_port(host, port)
         # An API key allows using the model, not operating the cluster.
         if self.config.operator_page and self.keys is None and only_here(host):
@@ -116,11 +99,10 @@ class FrontendProcess:
 
     def serve(
         self,
-        app: Starlette,
-        listener: socket.socket,
-        address: str,
+        build: Callable[..., Starlette],
         limits: ServeLimits,
         *,
+        counters: _ReadCounters,
         follow: Callable[[MembershipView], None],
         is_ready: Callable[[], bool],
         requests: Callable[[], int],
@@ -129,34 +111,36 @@ class FrontendProcess:
         """Serve an application, as a member of the cluster, until a signal.
 
         Args:
-            app: The application.
-            listener: The endpoint's socket.
-            address: host:port that others use.
+            build: Makes the application, with the arguments `status` and `dashboard` of `build_app`.
             limits: Limits of the endpoint.
+            counters: Reads the endpoint's counters; takes a timeout in seconds.
             follow: Called with each new view of the members.
             is_ready: Whether the application can serve; then this process is SERVING, for good.
             requests: Returns the number of running requests.
             registry: Gets the age of the view of the members; None: the endpoint has no metrics of its own.
 
         Raises:
+            PortInUseError: The endpoint's port is taken.
             ClusterError: The monitor cannot be reached.
         """
         state = MemberState.JOINING
-        with ExitStack() as stack:
+        with bind(self.config.host, self.config.port) as listener, ExitStack() as stack:
+            host, port = listener.getsockname()[:2]
+            address = join_host_port(host_to_tell(self.config.host), port)
+            observer = ClusterObserver(self.monitor_address, self.tls)
+            stack.callback(observer.close)
+
+            def status() -> dict[str, Any]:
+                return observer.status(f"http://{address}") | {"tls": self.tls is not None}
+
+            app = build(status=status, dashboard=self._dashboard(host, port, observer, counters))
             server = HttpServer(app, listener, limits)
             server.start()
             # Idempotent: after a drain no request is left.
             stack.callback(server.stop, _GRACE_S)
             session = MemberSession(
                 self.monitor_address,
-                Member(
-                    id=self.id,
-                    role=Role.FRONTEND,
-                    pid=os.getpid(),
-                    host=socket.gethostname(),
-                    address=address,
-                    state=state,
-                ),
+                Member(self.id, Role.FRONTEND, os.getpid(), socket.gethostname(), address, state),
                 report=lambda: Report(state, in_flight=requests()),
                 on_change=follow,
                 on_stopping=self.stopping.set,
