@@ -23,7 +23,7 @@ from frontend.dashboard.mount import Dashboard
 from frontend.errors import ERROR_HANDLERS
 from frontend.families.family import Family
 from frontend.guard import MORE_SEQUENCES, RequestGuard
-from frontend.limits import Quota, ServeLimits
+from frontend.limits import ServeLimits
 from frontend.metrics import ServeMetrics
 from frontend.model_files import ModelFiles
 from frontend.openapi import openapi_document
@@ -87,8 +87,6 @@ def build_app(
     family = Family.of(tokenizer, response_template)
     service = Service(files, names, unlisted, engine, limits, metrics, family)
     chat, text = ChatHandler(service), TextHandler(service)
-    refusal = f"{limits.max_requests} requests are already running or waiting. Try again later."
-    sequences = Quota(limits.max_requests, refusal)
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
@@ -120,7 +118,6 @@ def build_app(
         paths={each.path: each.methods or () for each in app.routes if isinstance(each, Route)},
         limits=limits,
         metrics=metrics,
-        sequences=sequences,
         access=access,
     )
     if origins:

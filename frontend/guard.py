@@ -37,9 +37,8 @@ class RequestGuard:
         app: The application.
         paths: Its paths, each with its methods. Those with POST alone take JSON, and their requests count
             towards the limit of sequences.
-        limits: Limits of bodies.
+        limits: Limits of bodies, and of what all requests may generate at a time.
         metrics: Counts the answers.
-        sequences: What all requests may generate at a time.
         access: Decides which requests may pass.
     """
 
@@ -49,10 +48,10 @@ class RequestGuard:
         paths: Mapping[str, Collection[str]],
         limits: ServeLimits,
         metrics: ServeMetrics,
-        sequences: Quota,
         access: Access,
     ) -> None:
-        self._sequences = sequences
+        refusal = f"{limits.max_requests} requests are already running or waiting. Try again later."
+        self._sequences = Quota(limits.max_requests, refusal)
         refusal = "Too many large requests are being read. Try again later."
         self._memory = Quota(limits.max_bodies_bytes, refusal)
         self._access = access

@@ -30,7 +30,7 @@ from frontend.access import Access
 from frontend.dashboard.mount import Dashboard
 from frontend.errors import ERROR_HANDLERS, error_event, error_response
 from frontend.guard import RequestGuard
-from frontend.limits import Quota, ServeLimits
+from frontend.limits import ServeLimits
 from frontend.metrics import ServeMetrics
 from frontend.process import FrontendProcess
 
@@ -184,7 +184,6 @@ def build_page_app(
         limits=_LIMITS,
         # vLLM's /metrics count the requests.
         metrics=ServeMetrics(CollectorRegistry()),
-        sequences=Quota(_LIMITS.max_requests, "Too many requests run. Try again later."),
         access=access,
     )
     app.add_route("/{path:path}", elsewhere, methods=_METHODS)

@@ -12,7 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from frontend.access import Access
 from frontend.guard import RequestGuard
-from frontend.limits import Quota, ServeLimits
+from frontend.limits import ServeLimits
 from frontend.metrics import ServeMetrics
 
 LARGEST = 10
@@ -31,9 +31,8 @@ class Guarded:
         self.guard = RequestGuard(
             self._app,
             {path: {"POST"} for path in PATHS[:3]},
-            ServeLimits(**{"max_body_bytes": 10} | limits),
+            ServeLimits(**{"max_body_bytes": 10, "max_requests": 8} | limits),
             metrics,
-            Quota(8, "too many"),
             Access(),
         )
         self.bodies: list[bytes] = []
