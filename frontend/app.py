@@ -81,9 +81,8 @@ def build_app(
         ConfigError: There is no such response template.
     """
     tokenizer = files.tokenizer
-    metrics = ServeMetrics(registry if registry is not None else CollectorRegistry())
+    metrics = ServeMetrics(registry if registry is not None else CollectorRegistry(), traces)
     metrics.watch(engine, names[0])
-    metrics.traces = traces
     family = Family.of(tokenizer, response_template)
     service = Service(files, names, unlisted, engine, limits, metrics, family)
     chat, text = ChatHandler(service), TextHandler(service)

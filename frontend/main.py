@@ -46,11 +46,11 @@ def run(process: FrontendProcess, model_path: Path, tracing: Tracing | None = No
     def counters(_timeout_s: float) -> Counters:
         return read_counters(generate_latest(registry.restricted_registry(COUNTED)).decode())
 
-    traces = RequestTraces(tracing) if tracing is not None else None
+    traces = RequestTraces(tracing)
     metrics = EngineMetrics(registry, traces)
     digest = client_digest(model_path)
     engines = Engines(process.id, digest, tls, metrics.moved, metrics.paused)
-    metrics.watch(engines.failovers)
+    metrics.failovers = engines.failovers
     name, *others = config.model_names(model_path)
     # Without names of its own, a model may also be asked for by its path.
     aliases, unlisted = (others, []) if config.served_model_name else ([], others)

@@ -29,12 +29,12 @@ class ServeMetrics:
     """Prometheus metrics of one HTTP endpoint: requests, tokens, latencies, load.
 
     Attributes:
-        traces: Records each request; None: no tracing.
+        traces: Records each request.
     """
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, traces: RequestTraces | None = None) -> None:
         self.registry = registry
-        self.traces: RequestTraces | None = None
+        self.traces = traces or RequestTraces()
         self._like_vllm: list[MetricWrapperBase] = []
         self.http_requests = Counter(
             "eaas_http_requests", "HTTP requests", ["endpoint", "code"], registry=registry
@@ -121,10 +121,15 @@ def _vllm(name: str) -> str:
 
 
 class EngineMetrics(Collector):
-    """Prometheus metrics of a frontend's engines: requests that left one, and what the engines count."""
+    """Prometheus metrics of a frontend's engines: requests that left one, and what the engines count.
+
+    Attributes:
+        failovers: Returns the parts of layer calls that they sent to another replica, by reason.
+    """
 
     def __init__(self, registry: CollectorRegistry, traces: RequestTraces | None = None) -> None:
-        self._traces = traces
+        self.failovers: Callable[[], Mapping[str, int]] = dict
+        self._traces = traces or RequestTraces()
         self._pause = Histogram(
             "eaas_frontend_pause_seconds",
             "Time without a token of a request that moved to another engine",
@@ -137,8 +142,7 @@ class EngineMetrics(Collector):
             ["reason"],
             registry=registry,
         )
-        self._registry = registry
-        self._failovers: Callable[[], Mapping[str, int]] = dict
+        registry.register(self)
 
     def moved(self, reason: str) -> None:
         """Count a request that left an engine (see `EnginePool`)."""
@@ -147,17 +151,7 @@ class EngineMetrics(Collector):
     def paused(self, request_id: str, reason: str, seconds: float) -> None:
         """Record for how long a request that moved had no token (see `EnginePool`)."""
         self._pause.observe(seconds)
-        if self._traces is not None:
-            self._traces.moved(request_id, reason, seconds)
-
-    def watch(self, failovers: Callable[[], Mapping[str, int]]) -> None:
-        """Export what the engines count, at each scrape.
-
-        Args:
-            failovers: Returns the parts of layer calls that they sent to another replica, by reason.
-        """
-        self._failovers = failovers
-        self._registry.register(self)
+        self._traces.moved(request_id, reason, seconds)
 
     def describe(self) -> Iterator[CounterMetricFamily]:
         """Yield the metrics without values."""
@@ -170,6 +164,6 @@ class EngineMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics with their values."""
         for family in self.describe():
-            for reason, count in self._failovers().items():
+            for reason, count in self.failovers().items():
                 family.add_metric([reason], count)
             yield family

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from opentelemetry.trace import SpanKind, StatusCode
+from opentelemetry.trace import NoOpTracer, Span, SpanKind, StatusCode
 
 from eaas.telemetry.tracing import Tracing, pack
-
-if TYPE_CHECKING:
-    from opentelemetry.trace import Span
 
 __all__ = ["RequestTraces"]
 
@@ -18,11 +13,11 @@ class RequestTraces:
     """Traces of one frontend's requests, made on the event loop.
 
     Args:
-        tracing: Samples requests and makes spans.
+        tracing: Samples requests and makes spans; None: no spans.
     """
 
-    def __init__(self, tracing: Tracing) -> None:
-        self._tracer = tracing.tracer
+    def __init__(self, tracing: Tracing | None = None) -> None:
+        self._tracer = NoOpTracer() if tracing is None else tracing.tracer
         self._requests: dict[str, Span] = {}
 
     def begin(self, request_id: str, prompt_tokens: int, max_tokens: int) -> bytes:

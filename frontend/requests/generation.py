@@ -101,11 +101,9 @@ class Generation:
     def start(self, deliver: Callable[[Delivery], None]) -> None:
         """Queue the sequence. `end` must follow."""
         self.runs = True
-        traces = self._metrics.traces
-        if traces is not None:
-            work = self._work
-            trace = traces.begin(work.id, work.prompt_length, work.max_tokens)
-            self._work = replace(work, trace=trace)
+        work = self._work
+        trace = self._metrics.traces.begin(work.id, work.prompt_length, work.max_tokens)
+        self._work = replace(work, trace=trace)
         self._engine.submit(self._work, deliver)
         self._metrics.prompt_tokens.inc(self._work.prompt_length)
 
@@ -163,8 +161,7 @@ class Generation:
         self.runs = False
         self._engine.cancel(self._work.id)
         metrics = self._metrics
-        if metrics.traces is not None:
-            metrics.traces.end(self._work.id, reason, self.length)
+        metrics.traces.end(self._work.id, reason, self.length)
         metrics.requests.labels(reason).inc()
         metrics.e2e_latency.observe(perf_counter() - self._begun)
         metrics.request_prompt_tokens.observe(self._work.prompt_length)
@@ -218,8 +215,7 @@ class Generation:
             self._metrics.queue_time.observe(self._queued_s)
             self._metrics.prefill_time.observe(max(0.0, now - self._begun - self._queued_s))
             self._first = now
-            if self._metrics.traces is not None:
-                self._metrics.traces.first_token(self._work.id)
+            self._metrics.traces.first_token(self._work.id)
         else:
             self._metrics.inter_token_latency.observe(now - self._last)
         self._last = now

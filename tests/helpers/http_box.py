@@ -178,7 +178,7 @@ class Box:
             limits=limits,
             access=Access(keys, hosts),
             origins=origins,
-            traces=RequestTraces(tracing) if tracing is not None else None,
+            traces=RequestTraces(tracing),
             layer_traces=self.traces,
             dashboard=dashboard,
         )

@@ -35,7 +35,7 @@ def families() -> list[Metric]:
     registry = CollectorRegistry()
     ClientMetrics(registry).watch_coverage(int, int, int, int)
     ServeMetrics(registry).watch(MagicMock(capacity=None), "demo")
-    EngineMetrics(registry).watch(dict)
+    EngineMetrics(registry)
     SchedulerMetrics(registry)
     server = Member("a", Role.EXPERT_SERVER, 1, "here", "here:1", MemberState.SERVING)
     registry.register(ServerMetrics(lambda _timeout_s: {"a": server}, dict, tuple))
