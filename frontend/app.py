@@ -20,12 +20,12 @@ from eaas import __version__
 from eaas.generation.work import Engine
 from frontend.access import Access, Cors
 from frontend.dashboard.mount import Dashboard
+from frontend.defaults import ModelFiles
 from frontend.errors import ERROR_HANDLERS
 from frontend.families.family import Family
 from frontend.guard import MORE_SEQUENCES, RequestGuard
 from frontend.limits import ServeLimits
 from frontend.metrics import ServeMetrics
-from frontend.model_files import ModelFiles
 from frontend.openapi import openapi_document
 from frontend.prompts.anthropic_body import CountRequest
 from frontend.prompts.bodies import DetokenizeRequest, TokenizeRequest

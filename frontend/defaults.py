@@ -1,19 +1,23 @@
-"""What a checkpoint decides: the longest sequence, and what requests leave out.
+"""What a frontend needs of a checkpoint: its tokenizer and its settings, no weights.
 
-Its config.json, its generation_config.json and its tokenizer say so.
+They decide the longest sequence, and what requests leave out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
+from eaas.checkpoint.files import read_config
 from eaas.checkpoint.generation_file import GenerationFields
-from eaas.checkpoint.tokenizer import end_tokens
+from eaas.checkpoint.local import LocalSource
+from eaas.checkpoint.tokenizer import end_tokens, load_tokenizer
+from eaas.checkpoint.transformers_files import generation_config, model_config
 from eaas.generation.sampling import Sampling
 
-__all__ = ["SHARED_SETTINGS", "Defaults", "context_length"]
+__all__ = ["SHARED_SETTINGS", "Defaults", "ModelFiles", "context_length"]
 
 SHARED_SETTINGS = {"temperature", "top_p", "top_k", "min_p", "repetition_penalty"}
 """Fields of `Sampling` that both generation_config.json and requests have, under the same names."""
@@ -56,6 +60,32 @@ _UNSCALED = ("default", "llama3", "longrope")
 
 
 @dataclass(frozen=True)
+class ModelFiles:
+    """The files of a checkpoint that decide about requests and answers.
+
+    Attributes:
+        tokenizer: transformers' tokenizer.
+        config: transformers' config of the model.
+        generation_config: transformers' `GenerationConfig`, from generation_config.json or the config.
+    """
+
+    tokenizer: Any
+    config: Any
+    generation_config: Any
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read the files of a checkpoint.
+
+        Raises:
+            CheckpointError: A file is missing or cannot be used.
+        """
+        tokenizer = load_tokenizer(path)
+        config = model_config(path, read_config(LocalSource(path)), path)
+        return cls(tokenizer, config, generation_config(path, config))
+
+
+@dataclass(frozen=True)
 class Defaults:
     """A model's defaults, which follow vLLM's, except that `do_sample` must be true for a temperature.
 
@@ -72,24 +102,20 @@ class Defaults:
     ignored: tuple[str, ...]
 
     @classmethod
-    def of(cls, generation_config: Any, tokenizer: Any, config: Any) -> Self:
-        """Read the defaults of a model.
-
-        Args:
-            generation_config: transformers' `GenerationConfig` of the checkpoint.
-            tokenizer: The checkpoint's tokenizer.
-            config: The model's config. End tokens beyond its vocabulary cannot occur.
+    def of(cls, files: ModelFiles) -> Self:
+        """Read the defaults of a model. End tokens beyond its vocabulary cannot occur.
 
         Raises:
             CheckpointError: A field has a value that no request may have.
         """
-        given = generation_config.to_dict()
+        given = files.generation_config.to_dict()
         file = "config.json" if given.get("_from_model_config") else "generation_config.json"
         fields = GenerationFields.of(file, given)
         chosen = fields.model_dump(include=SHARED_SETTINGS, exclude_none=True)
         settings = {"temperature": 1.0} | chosen | {"top_k": max(fields.top_k or 0, 0)}
         sampling = Sampling(**settings if fields.do_sample else settings | {"temperature": 0.0})
-        ends = end_tokens(fields, tokenizer, config.get_text_config().vocab_size)
+        vocabulary = files.config.get_text_config().vocab_size
+        ends = end_tokens(fields, files.tokenizer, vocabulary)
         ignored = (
             name for name, neutral in _NOT_DONE.items() if given.get(name) not in (None, neutral)
         )

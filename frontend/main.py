@@ -14,10 +14,10 @@ from eaas.membership.session import MembershipView
 from eaas.telemetry import Tracing
 from eaas.types import Role
 from frontend.app import build_app
+from frontend.defaults import ModelFiles
 from frontend.engines.links import Engines
 from frontend.limits import ServeLimits
 from frontend.metrics import EngineMetrics
-from frontend.model_files import ModelFiles
 from frontend.process import FrontendProcess
 from frontend.tracing import RequestTraces
 

@@ -132,8 +132,8 @@ def main(model_path: str, experts: str, threads: str) -> None:
     from eaas.net.listen import bind
     from frontend.access import Access
     from frontend.app import build_app
+    from frontend.defaults import ModelFiles
     from frontend.limits import ServeLimits
-    from frontend.model_files import ModelFiles
     from frontend.network.server import HttpServer
 
     torch.set_num_threads(int(threads))

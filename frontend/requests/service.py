@@ -11,13 +11,12 @@ from typing import Any
 
 from eaas.generation.errors import ApiError, EngineStoppedError
 from eaas.generation.work import Engine
-from frontend.defaults import Defaults, context_length
+from frontend.defaults import Defaults, ModelFiles, context_length
 from frontend.families.family import Family
 from frontend.families.markup import Markup
 from frontend.grammars.compiler import GrammarCompiler
 from frontend.limits import ServeLimits
 from frontend.metrics import ServeMetrics
-from frontend.model_files import ModelFiles
 from frontend.prompts.body import MOST_PROMPTS, RequestT
 from frontend.prompts.pool import PromptPool
 from frontend.prompts.reader import ModelLimits
@@ -66,7 +65,7 @@ class Service:
         self._context_length = context_length(text_config)
         self._vocabulary = int(text_config.vocab_size)
         self.max_sequences = min(MOST_PROMPTS, limits.max_requests)
-        self.defaults = defaults = Defaults.of(files.generation_config, tokenizer, files.config)
+        self.defaults = defaults = Defaults.of(files)
         self.markup = cache(partial(Markup, family, tokenizer))
         if family is None:
             _LOG.info(

@@ -38,8 +38,8 @@ from eaas_cli.bench.baseline import local_engine
 from eaas_cli.demo_model import write_demo_model
 from frontend.access import Access
 from frontend.app import build_app
+from frontend.defaults import ModelFiles
 from frontend.limits import ServeLimits
-from frontend.model_files import ModelFiles
 from frontend.network.server import HttpServer
 from frontend.tracing import RequestTraces
 

@@ -29,9 +29,9 @@ from eaas.rpc.v1 import engine_pb2 as pb
 from eaas.types import Role
 from frontend.access import Access
 from frontend.app import build_app
+from frontend.defaults import ModelFiles
 from frontend.engines.links import Engines
 from frontend.limits import ServeLimits
-from frontend.model_files import ModelFiles
 from frontend.network.server import HttpServer
 from model_engines import ModelEngine, ModelEngines
 from waiting import eventually

@@ -8,7 +8,7 @@ from transformers import GenerationConfig, Qwen3MoeConfig
 
 from eaas.errors import CheckpointError
 from eaas.generation.sampling import Sampling
-from frontend.defaults import Defaults
+from frontend.defaults import Defaults, ModelFiles
 
 CONFIG = Qwen3MoeConfig(vocab_size=100)
 
@@ -16,7 +16,7 @@ CONFIG = Qwen3MoeConfig(vocab_size=100)
 def defaults(end: int | None = 7, **fields: Any) -> Defaults:
     config = GenerationConfig()
     config.update(**fields)
-    return Defaults.of(config, SimpleNamespace(eos_token_id=end), CONFIG)
+    return Defaults.of(ModelFiles(SimpleNamespace(eos_token_id=end), CONFIG, config))
 
 
 def test_an_empty_file_decides_nothing() -> None:
@@ -93,7 +93,7 @@ def test_the_file_that_names_a_wrong_end_token_is_named() -> None:
     config = GenerationConfig.from_model_config(Qwen3MoeConfig(vocab_size=100, eos_token_id=[5]))
     config.eos_token_id = "5"
     with pytest.raises(CheckpointError, match=r"^config\.json: eos_token_id"):
-        Defaults.of(config, SimpleNamespace(eos_token_id=None), CONFIG)
+        Defaults.of(ModelFiles(SimpleNamespace(eos_token_id=None), CONFIG, config))
 
 
 @pytest.mark.parametrize(
