@@ -95,6 +95,8 @@ class Handler:
     opening: ClassVar[dict[str, Any] | None] = None
     # Whether prompts' token ids are in the choices, not beside them.
     prompt_by_choice: ClassVar[bool] = False
+    # Most tokens of an answer if neither the request nor the model says so.
+    usual_tokens: ClassVar[int] = 1024
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -147,9 +149,9 @@ class Handler:
                 generations.append(Generation(service, request, form, work, echo))
         return request, Answer(answer_id, generations, sum(lengths))
 
-    @abstractmethod
     def default_tokens(self, request: Any) -> int:
         """Return the most tokens of an answer to a request that names none, if there is room."""
+        return self._service.defaults.max_tokens or self.usual_tokens
 
     def form(self, request: Any) -> Form:
         """Return the form that all answers must have."""
@@ -246,10 +248,6 @@ class ChatHandler(Handler):
     answer_object, chunk_object = "chat.completion", "chat.completion.chunk"
     opening: ClassVar = {"delta": {"role": "assistant", "content": ""}}
 
-    def default_tokens(self, request: ChatRequest) -> int:
-        """Return the model's default; without one, 1024."""
-        return self._service.defaults.max_tokens or 1024
-
     def form(self, request: ChatRequest) -> Form:
         """Return the form that the answer must have, a constraint or tool calls."""
         letters = request.constraint is not None and request.constraint.is_raw
@@ -290,10 +288,11 @@ class TextHandler(Handler):
     id_prefix = "cmpl"
     answer_object = chunk_object = "text_completion"
     prompt_by_choice = True
+    usual_tokens = 16
 
     def default_tokens(self, request: CompletionRequest) -> int:
         """Return OpenAI's default, 16, or the model's if it is less."""
-        return min(self._service.defaults.max_tokens or 16, 16)
+        return min(super().default_tokens(request), self.usual_tokens)
 
     def logprobs_form(self, request: CompletionRequest, texts: TokenTexts) -> LogprobsForm:
         """Return a new converter of one choice's log-probabilities."""

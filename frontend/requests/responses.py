@@ -112,10 +112,7 @@ class ResponsesHandler(ChatHandler):
 
     request_class = ResponsesRequest
     id_prefix = "resp"
-
-    def default_tokens(self, request: Any) -> int:
-        """Return the model's default; without one, what there is room for: agents name no number."""
-        return self._service.defaults.max_tokens or sys.maxsize
+    usual_tokens = sys.maxsize  # what there is room for: agents name no number
 
     def __init__(self, service: Service, stored: StoredResponses) -> None:
         super().__init__(service)
