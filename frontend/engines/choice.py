@@ -12,7 +12,7 @@ of an engine without sequences is out of date: it is taken to be as fast as any.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -58,7 +58,6 @@ class _Attempt:
     """A sequence that an engine has.
 
     Attributes:
-        engine: The engine.
         tokens: Tokens that were sent.
         last: When it was sent, or had its last token.
         answer: Tokens that it delivered.
@@ -74,7 +73,7 @@ class LeastTime:
     """Chooses the engine with the least expected time."""
 
     def __init__(self) -> None:
-        self._engines: dict[str, _Engine] = {}
+        self._engines = defaultdict[str, _Engine](_Engine)
         self._attempts: dict[int, _Attempt] = {}
         self._blocks: OrderedDict[bytes, set[str]] = OrderedDict()
         self._length = _FIRST_LENGTH
@@ -84,10 +83,10 @@ class LeastTime:
     def choose(self, work: Work, engines: Sequence[str]) -> str:
         """Return the one of two engines or more on which the sequence is expected to end first."""
         known = self._known(work.tokens, engines)
-        least_gap_s = min(engine.gap_s for engine in map(self._of, engines))
+        least_gap_s = min(engine.gap_s for engine in map(self._engines.__getitem__, engines))
 
         def expected(name: str) -> tuple[float, int]:
-            engine = self._of(name)
+            engine = self._engines[name]
             tokens = engine.ahead + len(work.tokens) - known[name]
             gap_s = engine.gap_s if engine.running else least_gap_s
             seconds = tokens * self._prompt_s / self._prompt_tokens
@@ -97,7 +96,7 @@ class LeastTime:
 
     def sent(self, name: str, attempt: int, work: Work, now: float) -> None:
         """Learn that an engine got a sequence, and will have its blocks."""
-        engine = self._of(name)
+        engine = self._engines[name]
         self._attempts[attempt] = _Attempt(engine, len(work.tokens), now)
         engine.ahead += len(work.tokens)
         engine.running += 1
@@ -136,9 +135,6 @@ class LeastTime:
         self._engines.pop(name, None)
         for owners in self._blocks.values():
             owners.discard(name)
-
-    def _of(self, name: str) -> _Engine:
-        return self._engines.setdefault(name, _Engine())
 
     def _known(self, tokens: Sequence[int], engines: Sequence[str]) -> dict[str, int]:
         """Return the tokens at the beginning that each engine's cache has."""

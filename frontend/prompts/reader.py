@@ -229,7 +229,7 @@ def _rendered(tokenizer: Any, field: str, messages: list[dict[str, Any]], **argu
     Args:
         tokenizer: A transformers tokenizer.
         field: The request's field with the messages.
-        messages: The messages, in the form of chat templates.
+        messages: In the form of chat templates.
         arguments: Of `render_jinja_template`, and the template's variables.
 
     Raises ApiError (400): the template refuses the messages, or its code fails.
