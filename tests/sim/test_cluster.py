@@ -22,7 +22,7 @@ from cluster_sim import Simulation, Violation
 # A core does about 20 seeds per second; `make sim` runs two halves at once.
 pytestmark = pytest.mark.timeout(3600)
 
-COUNT = int(os.environ.get("CLUSTER_SEEDS", "100"))
+COUNT = int(os.environ.get("CLUSTER_SEEDS", "50"))
 SEEDS = [int(os.environ["SIM_SEED"])] if "SIM_SEED" in os.environ else range(COUNT)
 HALVES = (0,) if len(SEEDS) == 1 else (0, 1)
 HELPERS = Path(__file__).parents[1] / "helpers"
