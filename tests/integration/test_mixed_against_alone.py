@@ -234,8 +234,15 @@ def test_random_batches(rope: str, data: st.DataObject) -> None:
     run(data.draw(cases(rope)))
 
 
-@pytest.mark.parametrize("rope", ["dynamic", "longrope"])
-@pytest.mark.parametrize("arch", ["qwen3_moe", "deepseek_v3"])
+@pytest.mark.parametrize(
+    ("arch", "rope"),
+    [
+        ("qwen3_moe", "dynamic"),
+        ("deepseek_v3", "longrope"),
+        pytest.param("qwen3_moe", "longrope", marks=pytest.mark.nightly),
+        pytest.param("deepseek_v3", "dynamic", marks=pytest.mark.nightly),
+    ],
+)
 def test_evicted_requests(arch: str, rope: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """They return with a part of their answer; many prompts are shorter than the original context."""
     evicted: list[str] = []
