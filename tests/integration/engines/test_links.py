@@ -6,6 +6,7 @@ import asyncio
 import signal
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -93,8 +94,17 @@ FAULTS: dict[str, Callable[[EngineProcess], None]] = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("count", [0, 1, 2, 31, 63])
+# Each fault and each number of tokens; all pairs of them are nightly.
+USUAL = {("killed", 0), ("killed", 31), ("stopped", 1), ("drained", 63), ("ended", 2)}
+
+
+@pytest.mark.parametrize(
+    ("fault", "count"),
+    [
+        pytest.param(*pair, marks=[pytest.mark.nightly] * (pair not in USUAL))
+        for pair in product(FAULTS, (0, 1, 2, 31, 63))
+    ],
+)
 def test_a_fault_of_an_engine(two: list[EngineProcess], fault: str, count: int) -> None:
     """Each of two engines has some of the requests, and those of one go on with the other."""
 
