@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from eaas_cli.demo_model import write_demo_model
+from eaas_cli.local.fork_server import ForkServer
 from model_engines import ModelEngines
 from moved_answers import MovedAnswers, usage_of
 from network_faults import Proxy
@@ -53,8 +54,8 @@ TOOL = ASK | {
 
 
 @pytest.fixture(scope="module")
-def engines() -> Iterator[ModelEngines]:
-    with ModelEngines() as engines:
+def engines(fork_server: ForkServer) -> Iterator[ModelEngines]:
+    with ModelEngines(fork_server) as engines:
         yield engines
 
 

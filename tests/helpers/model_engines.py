@@ -1,8 +1,8 @@
 """Engines of real models, each in a process of its own, which can die at a given token.
 
-python model_engines.py: it reads lines "CHECKPOINT TOKENS" and prints "PORT PID". Each is a fork that serves
-the model, and kills itself once it has delivered so many tokens of one request; 0: once it computes one; -1:
-never. SIGTERM drains it.
+The fork server starts this module, which reads lines "CHECKPOINT TOKENS" and answers "PORT PID". Each is a
+fork that serves the model, and kills itself once it has delivered so many tokens of one request; 0: once it
+computes one; -1: never. SIGTERM drains it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ import ctypes
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -22,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from eaas.generation.work import Delivery, Work
+from eaas.launcher_pipe import READY_VARIABLE
+from eaas_cli.local.fork_server import ForkServer
 
 __all__ = ["ModelEngine", "ModelEngines"]
 
@@ -53,22 +53,17 @@ class ModelEngine:
 class ModelEngines:
     """Starts engines within milliseconds, because it loads each checkpoint once; a context manager."""
 
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, __file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        )
+    def __init__(self, fork_server: ForkServer) -> None:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            self._process = fork_server.fork("model_engines", (), 2, theirs.fileno())
+            self._lines = ours.makefile("rw")
         self._started: list[ModelEngine] = []
 
     def start(self, checkpoint: Path, tokens: int = -1) -> ModelEngine:
         """Start an engine that dies at the given token of an answer."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        print(checkpoint, tokens, file=self._process.stdin, flush=True)
-        port, pid = self._process.stdout.readline().split()
+        print(checkpoint, tokens, file=self._lines, flush=True)
+        port, pid = self._lines.readline().split()
         self._started.append(ModelEngine(f"127.0.0.1:{port}", int(pid)))
         return self._started[-1]
 
@@ -83,8 +78,8 @@ class ModelEngines:
 
     def __exit__(self, *_: object) -> None:
         self.end_all()
-        self._process.kill()
-        self._process.communicate(timeout=10)
+        self._lines.close()
+        self._process.wait(10)
 
 
 class Mortal:
@@ -156,7 +151,8 @@ def main() -> None:
     # The kernel reaps the forks.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     models: dict[str, tuple[Any, Any]] = {}
-    for line in sys.stdin:
+    lines = socket.socket(fileno=int(os.environ[READY_VARIABLE])).makefile("rw")
+    for line in lines:
         path, tokens = line.split()
         if path not in models:
             models[path] = load_baseline(Path(path), "kernels", 1)[0], load_tokenizer(Path(path))
@@ -165,7 +161,7 @@ def main() -> None:
         if pid == 0:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             _serve(*models[path], Path(path), listener, int(tokens))
-        print(listener.getsockname()[1], pid, flush=True)
+        print(listener.getsockname()[1], pid, file=lines, flush=True)
         listener.close()
 
 

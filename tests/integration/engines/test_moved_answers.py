@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from covering import all_pairs
+from eaas_cli.local.fork_server import ForkServer
 from model_engines import ModelEngines
 from moved_answers import MovedAnswers, Sequence, usage_of
 
@@ -109,8 +110,8 @@ def stop_of(moved: MovedAnswers, tokens: list[int]) -> tuple[str, int]:
 
 
 @pytest.fixture(scope="module")
-def engines() -> Iterator[ModelEngines]:
-    with ModelEngines() as engines:
+def engines(fork_server: ForkServer) -> Iterator[ModelEngines]:
+    with ModelEngines(fork_server) as engines:
         yield engines
 
 

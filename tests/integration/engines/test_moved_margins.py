@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
+from eaas_cli.local.fork_server import ForkServer
 from model_engines import ModelEngines
 from moved_answers import MovedAnswers, Sequence
 
@@ -32,7 +33,7 @@ TEXT = "Once upon a time there was the river and a small boat that went to see i
 
 
 @pytest.fixture
-def moved(tmp_path: Path) -> Iterator[MovedAnswers]:
+def moved(tmp_path: Path, fork_server: ForkServer) -> Iterator[MovedAnswers]:
     model = tmp_path / "demo"
     shutil.copytree(DEMO, model)
     shard = model / "model.safetensors"
@@ -40,7 +41,7 @@ def moved(tmp_path: Path) -> Iterator[MovedAnswers]:
     save_file(weights, shard, {"format": "pt"})
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"dtype": "float32"}))
-    with ModelEngines() as engines, MovedAnswers(model, engines) as moved:
+    with ModelEngines(fork_server) as engines, MovedAnswers(model, engines) as moved:
         yield moved
 
 
