@@ -74,7 +74,9 @@ def test_nothing_is_left(
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in (1, 2))]
 )
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
+@pytest.mark.parametrize(
+    "name", ["SIGINT", pytest.param("SIGTERM", marks=pytest.mark.nightly), "SIGKILL"]
+)
 def test_nothing_is_left_of_an_interrupted_start(
     shell_model: Path, start_up: Callable[..., Any], name: str, seed: int
 ) -> None:
