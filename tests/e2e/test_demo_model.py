@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,9 @@ import pytest
 import torch
 
 from eaas.checkpoint import quiet_transformers
+from eaas.config import load_config
+from eaas_cli.local import LocalCluster
+from eaas_cli.local.fork_server import ForkServer
 from simulator.traces.record import read_prompts, record_trace
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
@@ -41,11 +44,11 @@ def exact(root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, A
 
 
 @pytest.fixture(scope="module")
-def endpoint(exact: tuple[Path, Any, Any], start_up: Callable[..., Any]) -> str:
+def endpoint(exact: tuple[Path, Any, Any], fork_server: ForkServer) -> Iterator[str]:
     """Three servers, two replicas of each expert."""
-    up = start_up(exact[0], "--servers", "3", "--redundancy", "2")
-    up.wait_serving()
-    return str(up.endpoint)
+    config = load_config(frontend={"port": 0})
+    with LocalCluster(exact[0], config=config, fork_server=fork_server) as cluster:
+        yield cluster.endpoint
 
 
 @pytest.fixture(scope="module")
