@@ -1,5 +1,5 @@
-"""Rows 53, 54 and 56 of the fault contract: a frontend and two attention clients in a cluster whose processes
-die or are cut off. Each test quotes its row.
+"""Rows 53, 54, 56 and 57 of the fault contract: frontends and two attention clients in a cluster whose
+processes die or are cut off. Each test quotes its row.
 """
 
 from __future__ import annotations
@@ -22,14 +22,18 @@ from eaas.config import load_config
 from eaas.types import MemberState
 from eaas_cli.chaos.cluster import free_port
 from eaas_cli.local import LocalCluster
+from eaas_cli.local.arguments import frontend_words
 from eaas_cli.local.fork_server import ForkServer
-from eaas_cli.local.process import ChildProcess
+from eaas_cli.local.process import ChildProcess, wait_ready
+from eaas_cli.local.restart import keep_port
 from network_faults import Proxy
 from waiting import eventually
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 
-FRONTEND, CLIENTS = "frontend", ("attention-client-0", "attention-client-1")
+FRONTEND, SECOND = "frontend", "frontend-1"
+CLIENTS = ("attention-client-0", "attention-client-1")
+RUNNING = "vllm:num_requests_running"
 SERVING, DEAD = MemberState.SERVING, MemberState.DEAD
 
 
@@ -50,6 +54,17 @@ class CutOffCluster(LocalCluster):
             proxy = self.proxies[name] = Proxy(self.monitor_address)
             arguments = tuple(proxy.address if a == self.monitor_address else a for a in arguments)
         return super()._spawn(name, *arguments)
+
+    def start_second_frontend(self) -> str:
+        """Start another frontend, and return its endpoint."""
+        words = frontend_words(
+            self.config, SECOND, self.monitor_address, self.model, operator_page=False
+        )
+        second = self._spawn(SECOND, *words)
+        wait_ready([second], 60.0)
+        assert second.address is not None
+        second.arguments = keep_port(second.arguments, second.address)
+        return second.address
 
     def stop(self) -> None:
         super().stop()
@@ -215,3 +230,34 @@ def test_row_56_every_process_but_the_frontend_killed_once(
     finally:
         streams.stop()
     assert not streams.wrong
+
+
+def test_row_57_one_of_two_frontends_is_killed(start: Callable[..., CutOffCluster]) -> None:
+    """Row 57: one of two frontends is killed: its own connections end, no other stream notices, and the
+    engines forget its requests; once restarted it answers as before.
+    """
+    cluster = start()
+    endpoint = cluster.start_second_frontend()
+    load = Load(cluster.endpoint, streams=4, tokens=24)
+    body = {"prompt": [5, 6, 7], "max_tokens": 900, "ignore_eos": True, "stream": True}
+    with load.running():
+        url = f"{endpoint}/v1/completions"
+        with httpx.stream("POST", url, json=body, timeout=60) as response:
+            lines = response.iter_lines()
+            assert next(lines).startswith("data: {")
+            cluster.children[SECOND].signal(signal.SIGKILL)
+            with pytest.raises(httpx.RemoteProtocolError):
+                list(lines)
+        load.some_more()
+        cluster.restart(SECOND)
+        load.some_more()
+    eventually(lambda: running(cluster.endpoint) == 0)
+    with Load(endpoint, streams=2, tokens=24).running():
+        pass
+
+
+def running(endpoint: str) -> int:
+    """Requests in the engines' batches, of all frontends."""
+    page = httpx.get(f"{endpoint}/metrics", timeout=10).text
+    lines = (each.split() for each in page.splitlines())
+    return next(int(float(line[-1])) for line in lines if line[:1] and line[0].startswith(RUNNING))
