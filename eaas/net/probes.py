@@ -60,12 +60,19 @@ class ProbeServer:
 
     def _run(self) -> None:
         self._loop.run_forever()
+        self._loop.run_until_complete(self._end())
+        self._loop.close()
+
+    async def _end(self) -> None:
+        """Stop listening, and close all connections, those that are just being accepted, too."""
         self._server.close()
-        for connection in self._connections:
+        accepting = asyncio.all_tasks() - {asyncio.current_task()}
+        if accepting:
+            await asyncio.wait(accepting)
+        for connection in tuple(self._connections):
             connection.abort()
         # Let the closed sockets go.
-        self._loop.run_until_complete(asyncio.sleep(0))
-        self._loop.close()
+        await asyncio.sleep(0)
 
     def close(self) -> None:
         """Stop listening and end the thread. Idempotent."""

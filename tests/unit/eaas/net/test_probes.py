@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import socket
+import threading
 import time
 from collections.abc import Iterator
 
@@ -95,3 +96,28 @@ def test_the_port_is_taken(server: ProbeServer) -> None:
     again = ProbeServer("127.0.0.1", server.port, lambda: True, lambda: True)
     assert ask(again.port, "/health")[0] == 200
     again.close()
+
+
+def test_a_connection_that_is_just_accepted_ends_with_the_server() -> None:
+    """Else its client waits for an answer until it gives up."""
+    silent = []
+
+    def probe(port: int, over: threading.Event) -> None:
+        while not over.is_set():
+            try:
+                with contextlib.suppress(ConnectionError, http.client.HTTPException):
+                    ask(port, "/live")
+            except TimeoutError:
+                silent.append(port)
+
+    for round_ in range(20):
+        server, over = ProbeServer("127.0.0.1", 0, bool, lambda: True), threading.Event()
+        clients = [threading.Thread(target=probe, args=(server.port, over)) for _ in range(3)]
+        for client in clients:
+            client.start()
+        time.sleep(0.002 + 0.0002 * round_)
+        server.close()
+        over.set()
+        for client in clients:
+            client.join()
+    assert not silent
