@@ -38,7 +38,7 @@ _LOG = logging.getLogger(__name__)
 
 # A sequence waits so long for an engine: for a process that is restarted and loads its model.
 PATIENCE_S = 60.0
-# Deaths of engines, without a token between them, after which a sequence is not tried again: it may be what
+# Deaths of engines that delivered no token of a sequence, after which it is not tried again: it may be what
 # kills them.
 MOST_DEATHS = 2
 # A sequence that no engine accepts is offered again after so long.
@@ -145,7 +145,8 @@ class _Sequence:
         has_begun: Whether an engine ever did.
         heard_at: When something of it was last delivered.
         paused: Why it moved, and since when nothing was delivered; None: tokens were, since it moved.
-        deaths: Of engines that computed it, since its last token.
+        advanced: Whether this engine has delivered a token of it.
+        deaths: Of engines that computed it and delivered no token of it, since its last token.
         scores_prompt: Whether the prompt's log-probabilities are still to be delivered.
         refused_by: Engines that did not accept it since its last token.
         retry_at: When it is offered to these again.
@@ -163,6 +164,7 @@ class _Sequence:
     has_begun: bool = False
     heard_at: float = 0.0
     paused: tuple[str, float] | None = None
+    advanced: bool = False
     deaths: int = 0
     scores_prompt: bool = False
     refused_by: set[str] = field(default_factory=set)
@@ -274,7 +276,7 @@ class EnginePool:
             return []
         actions: list[Action] = []
         for sequence in list(engine.attempts.values()):
-            sequence.deaths += died and sequence.begun
+            sequence.deaths += died and sequence.begun and not sequence.advanced
             self._detach(sequence, now, "lost")
             actions += self._place(sequence, now)
         self._choice.forget(name)
@@ -318,7 +320,8 @@ class EnginePool:
             sequence.has_begun = True
             delivery = replace(delivery, queued_s=now - sequence.submitted_at)
         if delivery.tokens:
-            sequence.begun, sequence.deaths, sequence.kind = True, 0, engine.info.kind
+            sequence.begun = sequence.advanced = True
+            sequence.deaths, sequence.kind = 0, engine.info.kind
             sequence.refused_by.clear()
             sequence.answer.extend(delivery.tokens)
             self._resume(sequence, now)
@@ -416,7 +419,8 @@ class EnginePool:
         if sequence.begun:
             sequence.waits_since = now
             sequence.paused = sequence.paused or (reason, sequence.heard_at)
-        sequence.engine, sequence.begun = None, False
+        sequence.engine = None
+        sequence.begun = sequence.advanced = False
         self._on_move(reason)
 
     def _resume(self, sequence: _Sequence, now: float) -> None:
