@@ -68,6 +68,7 @@ class PromptPool:
         self._thread = ThreadPoolExecutor(1, "prompts")
         self._worker = _Worker(tokenizer, limits)
         self._worker_thread = ThreadPoolExecutor(1, "prompt-worker")  # waits for the worker
+        self._large = 0  # bodies that wait for the worker, or are read there
         self._idle: asyncio.TimerHandle | None = None
 
     async def read(self, cls: type[RequestT], body: bytes) -> tuple[RequestT, list[list[int]]]:
@@ -80,12 +81,15 @@ class PromptPool:
         loop = asyncio.get_running_loop()
         if len(body) <= _IN_THREAD_BYTES:
             return await loop.run_in_executor(self._thread, self._reader.read, cls, body)
+        self._large += 1
+        if self._idle is not None:
+            self._idle.cancel()
         try:
             return await loop.run_in_executor(self._worker_thread, self._worker.read, cls, body)
         finally:
-            if self._idle is not None:
-                self._idle.cancel()
-            self._idle = loop.call_later(_IDLE_S, self._end_worker)
+            self._large -= 1
+            if not self._large:
+                self._idle = loop.call_later(_IDLE_S, self._end_worker)
 
     def close(self) -> None:
         """End the reading threads and the worker process, when the endpoint stops. Waiting reads fail."""
