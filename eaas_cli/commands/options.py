@@ -44,26 +44,15 @@ DEFAULT_ENDPOINT = "http://127.0.0.1:8000"
 MODEL_HELP = (
     "Directory of a Hugging Face MoE checkpoint, or its name in the cache of huggingface_hub."
 )
-Model = Annotated[
-    Path,
-    typer.Option(
-        "--model",
-        help=MODEL_HELP,
-        parser=local_directory,
-        metavar="DIR|ORG/NAME",
-        show_default=False,
-    ),
-]
-OptionalModel = Annotated[
-    Path | None,
-    typer.Option(
-        "--model",
-        help=MODEL_HELP,
-        parser=local_directory,
-        metavar="DIR|ORG/NAME",
-        show_default=False,
-    ),
-]
+_MODEL = typer.Option(
+    "--model",
+    help=MODEL_HELP,
+    parser=local_directory,
+    metavar="DIR|ORG/NAME",
+    show_default=False,
+)
+Model = Annotated[Path, _MODEL]
+OptionalModel = Annotated[Path | None, _MODEL]
 DemoModel = Annotated[
     Path | None,
     typer.Option(
