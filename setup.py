@@ -53,6 +53,7 @@ ENGINE, TENSORS = f"{CLIENT}/engines/transformers", f"{CLIENT}/exchange/tensors.
 POLICIES = "balancer/policies"
 EXTENSIONS = [
     extension("eaas.wire._flags", files("eaas/wire", "_flags"), "-O2", "-std=c11"),
+    extension("eaas.wire._protocol", files("eaas/wire", "_protocol"), "-O2", "-std=c11"),
     extension("eaas.minmax._minmax", files("eaas/minmax", "_minmax flow"), "-O3", "-std=c11"),
     extension(
         "attention_client.dispatch._dispatch",

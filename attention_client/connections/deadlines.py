@@ -8,10 +8,9 @@ from collections import Counter, deque
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["HedgeBudget", "ServiceTimes"]
+from attention_client.dispatch import _dispatch
 
-# Size classes that compiled layer calls know (exchange.h).
-_SIZE_CLASSES = 32
+__all__ = ["HedgeBudget", "ServiceTimes"]
 
 
 class ServiceTimes:
@@ -21,8 +20,6 @@ class ServiceTimes:
     """
 
     _COLD_S = 2.0
-    # A short call gets six times its usual time; a long one varies less and gets twice.
-    _MARGIN, _SHORT_S, _LONG_MARGIN = 6.0, 0.2, 2.0
     # Recent answers, relative to the usual time of their size, whose 95th percentile is the tail.
     _WINDOW, _LEAST_KNOWN, _SORT_EACH, _TAIL = 100, 20, 10, 0.95
     # Where times hardly vary, the tail is close to the usual time, and hedges there would only spend the
@@ -73,23 +70,22 @@ class ServiceTimes:
         expected = self._expected_s(rows)
         if expected is None:
             return min(max(self._COLD_S, least_s), most_s)
-        patience_s = min(self._MARGIN * expected, max(self._SHORT_S, self._LONG_MARGIN * expected))
-        return min(max(least_s, patience_s), most_s)
+        return _dispatch.budget_s(expected, least_s, most_s)
 
-    def tail_s(self, rows: int) -> float | None:
+    def hedge_s(self, rows: int) -> float | None:
         """Return the seconds after which a request is hedged; None while unknown.
 
-        They are the 95th percentile of its time, and at least 1.5 times its usual time.
+        They are the 95th percentile of its time, and at least 1.5 times its usual time and two milliseconds.
         """
         expected, tail = self._expected_s(rows), self._tail
-        return None if expected is None or tail is None else expected * tail
+        return None if expected is None or tail is None else _dispatch.hedge_s(expected, tail)
 
     def table(self) -> tuple[npt.NDArray[np.float64], float]:
         """Return the usual seconds by size class (0: unknown) and the tail as a multiple (0: unknown).
 
         For compiled layer calls, which leave requests of an unknown size to `LayerCall`.
         """
-        expected = np.zeros(_SIZE_CLASSES)
+        expected = np.zeros(_dispatch.SIZE_CLASSES)
         for size, seconds in self._seconds.items():
             expected[size] = seconds
         return expected, self._tail or 0.0

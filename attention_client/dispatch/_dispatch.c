@@ -5,9 +5,13 @@
  * route.c and combine.c.
  */
 #include "../../eaas/minmax/arrays.h"
+#include "deadlines.h"
 #include "route.h"
 
 #include <stdlib.h>
+
+/* A draw of a higher count has too few digits left. */
+#define MOST_CALLS (UINT64_C(1) << 40)
 
 /* combine.c */
 PyObject *dispatch_combine(PyObject *self, PyObject *args);
@@ -74,19 +78,21 @@ dispatch_plan(PyObject *self, PyObject *args)
 {
     (void)self;
     PyObject *ids, *wanted, *firsts, *held_by, *shares, *rate, *backlog, *rows_out, *ids_out;
+    unsigned long long call, layer;
     Routing r = {0};
-    if (!PyArg_ParseTuple(args, "OOnnOOOnndddOOOO:plan", &ids, &wanted, &r.tokens, &r.top_k, &firsts, &held_by,
-                          &shares, &r.servers, &r.experts, &r.load_pairs, &r.draw, &r.step, &rate, &backlog, &rows_out,
+    if (!PyArg_ParseTuple(args, "OOnnOOOnndKKOOOO:plan", &ids, &wanted, &r.tokens, &r.top_k, &firsts, &held_by,
+                          &shares, &r.servers, &r.experts, &r.load_pairs, &call, &layer, &rate, &backlog, &rows_out,
                           &ids_out)) {
         return NULL;
     }
     if (r.tokens < 0 || r.top_k < 0 || r.servers < 0 || r.experts < 1 || r.experts > INT32_MAX ||
         !(r.load_pairs > 0 && r.load_pairs <= INT32_MAX) ||
         (r.top_k > 0 && r.tokens > INT32_MAX / r.top_k) || r.servers > INT32_MAX ||
-        !(r.draw >= 0 && r.draw < 1) || !(r.step >= 0 && r.step < 1) || (rate == Py_None) != (backlog == Py_None)) {
-        PyErr_SetString(PyExc_ValueError, "tokens, top_k, servers, experts, load_pairs, draw or step out of range");
+        call > MOST_CALLS || layer > INT32_MAX || (rate == Py_None) != (backlog == Py_None)) {
+        PyErr_SetString(PyExc_ValueError, "tokens, top_k, servers, experts, load_pairs, call or layer out of range");
         return NULL;
     }
+    r.draw = draw_of(call, layer);
     Py_ssize_t pairs = r.tokens * r.top_k, most_rows = r.tokens * (r.servers < r.top_k ? r.servers : r.top_k);
     Array arrays[9] = {0};
     PyObject *answer = NULL;
@@ -107,13 +113,37 @@ dispatch_plan(PyObject *self, PyObject *args)
     return answer;
 }
 
+static PyObject *
+dispatch_budget_s(PyObject *Py_UNUSED(self), PyObject *args)
+{
+    double usual_s, least_s, most_s;
+    return PyArg_ParseTuple(args, "ddd:budget_s", &usual_s, &least_s, &most_s)
+               ? PyFloat_FromDouble(budget_s(usual_s, least_s, most_s))
+               : NULL;
+}
+
+static PyObject *
+dispatch_hedge_s(PyObject *Py_UNUSED(self), PyObject *args)
+{
+    double usual_s, tail;
+    return PyArg_ParseTuple(args, "dd:hedge_s", &usual_s, &tail) ? PyFloat_FromDouble(hedge_s(usual_s, tail)) : NULL;
+}
+
 static PyMethodDef methods[] = {
     {"plan", dispatch_plan, METH_VARARGS, NULL},
     {"combine", dispatch_combine, METH_VARARGS, NULL},
+    {"budget_s", dispatch_budget_s, METH_VARARGS, NULL},
+    {"hedge_s", dispatch_hedge_s, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 
-static PyModuleDef_Slot slots[] = {{0, NULL}};
+static int
+module_exec(PyObject *module)
+{
+    return PyModule_AddIntConstant(module, "SIZE_CLASSES", SIZE_CLASSES);
+}
+
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, module_exec}, {0, NULL}};
 
 static struct PyModuleDef module = {
     PyModuleDef_HEAD_INIT, .m_name = "_dispatch", .m_size = 0, .m_methods = methods, .m_slots = slots,

@@ -9,6 +9,9 @@ _Int64 = npt.NDArray[np.int64]
 _Float32 = npt.NDArray[np.float32]
 _Float64 = npt.NDArray[np.float64]
 
+SIZE_CLASSES: int
+"""Size classes of requests: the bit length of the number of tokens, below this."""
+
 # Every function raises ValueError for an array of the wrong item size or length, and IndexError for an index
 # out of range.
 
@@ -23,8 +26,8 @@ def plan(
     servers: int,
     experts: int,
     load_pairs: float,
-    draw: float,
-    step: float,
+    call: int,
+    layer: int,
     rate: _Float64 | None,
     backlog: _Float64 | None,
     rows_out: _Int64,
@@ -34,10 +37,10 @@ def plan(
     """The steps of `DispatchPolicy`; no levelling if `rate` and `backlog` are None.
 
     `firsts` (E + 1), `held_by` and `shares` are a layer's of `Replicas`. A chunk goes to the first
-    server whose cumulative share passes the chunk's draw: `draw` for the first chunk, `step` more, modulo 1,
-    for each next one. Fills the tokens server by server, and their experts (K each, -1 for another server's):
-    T x min(S, K) rows. Returns the number of wanted pairs without a server, and (server, tokens, work) for
-    each server with tokens."""
+    server whose cumulative share passes the chunk's draw, which is evenly spread over the chunks, the
+    calls of a layer and the layers. Fills the tokens server by server, and their experts (K each, -1
+    for another server's): T x min(S, K) rows. Returns the number of wanted pairs without a server, and
+    (server, tokens, work) for each server with tokens."""
 
 def combine(
     out: _Float32,
@@ -49,3 +52,9 @@ def combine(
 ) -> None:
     """Sum parts (R x H) into the tokens of their rows (R, ascending), in the given order. Tokens without a
     part become 0."""
+
+def budget_s(usual_s: float, least_s: float, most_s: float, /) -> float:
+    """Seconds until a request is given up, from its usual time; within the given bounds."""
+
+def hedge_s(usual_s: float, tail: float, /) -> float:
+    """Seconds until a request is hedged; `tail`: the multiple of its usual time that few exceed."""

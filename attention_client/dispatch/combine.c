@@ -1,58 +1,16 @@
-/* Combine: the sum of the parts, read from the slots.
- *
- * The read dominates: cache lines come from the core that wrote them. So the sum goes token by token in one pass,
- * and stays in the L1 cache.
- */
+/* Combine: the sum of the parts, read from the slots (sum.h). */
 #include "../../eaas/minmax/arrays.h"
+#include "sum.h"
 
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct {
-    const int64_t *row_R;
-    const float *part_RH;
-    Py_ssize_t rows;
-    Py_ssize_t next; /* row that has not been added yet */
-} Part;
-
-/* 0.0f + x, as in a sum that begins with zero: the sign of a zero must not depend on the parts. */
 static void
-first_row(float *restrict out, const float *restrict part, Py_ssize_t hidden)
-{
-    for (Py_ssize_t h = 0; h < hidden; h++) {
-        out[h] = 0.0f + part[h];
-    }
-}
-
-static void
-add_row(float *restrict out, const float *restrict part, Py_ssize_t hidden)
-{
-    for (Py_ssize_t h = 0; h < hidden; h++) {
-        out[h] += part[h];
-    }
-}
-
-static void
-sum_parts(float *out_TH, Py_ssize_t tokens, Py_ssize_t hidden, Part *parts, Py_ssize_t count)
+sum_parts(float *out_TH, Py_ssize_t tokens, Py_ssize_t hidden, Addend *parts, Py_ssize_t count)
 {
     for (Py_ssize_t t = 0; t < tokens; t++) {
         float *out = out_TH + t * hidden;
-        bool covered = false;
-        for (Py_ssize_t i = 0; i < count; i++) {
-            Part *part = &parts[i];
-            if (part->next == part->rows || part->row_R[part->next] != t) {
-                continue;
-            }
-            const float *row = part->part_RH + part->next++ * hidden;
-            if (covered) {
-                add_row(out, row, hidden);
-            } else {
-                first_row(out, row, hidden);
-                covered = true;
-            }
-        }
-        if (!covered) {
+        if (!sum_token(out, t, hidden, parts, count)) {
             memset(out, 0, (size_t)hidden * sizeof(float));
         }
     }
@@ -61,7 +19,7 @@ sum_parts(float *out_TH, Py_ssize_t tokens, Py_ssize_t hidden, Part *parts, Py_s
 /* Opens rows and result of part `i`, or sets an exception. Rows must ascend. */
 static bool
 open_part(PyObject *parts, PyObject *rows, Py_ssize_t i, Py_ssize_t tokens, Py_ssize_t hidden, Array *arrays,
-          Part *part)
+          Addend *part)
 {
     PyObject *row_object = PySequence_GetItem(rows, i);
     PyObject *part_object = row_object == NULL ? NULL : PySequence_GetItem(parts, i);
@@ -72,7 +30,7 @@ open_part(PyObject *parts, PyObject *rows, Py_ssize_t i, Py_ssize_t tokens, Py_s
     if (!opened) {
         return false;
     }
-    *part = (Part){arrays[0].view.buf, arrays[1].view.buf, arrays[0].view.len / 8, 0};
+    *part = (Addend){arrays[0].view.buf, arrays[1].view.buf, arrays[0].view.len / 8, 0};
     int64_t before = -1;
     for (Py_ssize_t r = 0; r < part->rows; r++) {
         if (part->row_R[r] <= before || part->row_R[r] >= tokens) {
@@ -105,7 +63,7 @@ dispatch_combine(PyObject *self, PyObject *args)
     PyObject *answer = NULL;
     Array out_array = {0};
     Array *arrays = calloc(2 * (size_t)count + 1, sizeof(Array));
-    Part *opened = calloc((size_t)count + 1, sizeof(Part));
+    Addend *opened = calloc((size_t)count + 1, sizeof(Addend));
     if (arrays == NULL || opened == NULL) {
         PyErr_NoMemory();
         goto done;

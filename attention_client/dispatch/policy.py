@@ -19,12 +19,6 @@ from eaas.replicas import Replicas
 
 __all__ = ["DispatchPolicy", "Load", "dispatch_policy"]
 
-# Multiples modulo 1 of either number are evenly spread, and so are the points of both (1/g and 1/g**2 of the
-# plastic number g: M. Roberts' R2 sequence).
-_CALL_STEP = 0.7548776662466927
-_CHUNK_STEP = 0.5698402909980532
-_LAYER_STEP = 0.6180339887498949
-
 
 @dataclass(frozen=True, eq=False)
 class Load:
@@ -62,8 +56,7 @@ class DispatchPolicy:
 
     def __init__(self, *, levels: bool) -> None:
         self.levels = levels
-        # Count per layer, because layers call in turns, and every second or fourth number of an even sequence
-        # is not evenly spread.
+        # Of each layer.
         self._calls: dict[int, itertools.count[int]] = {}
 
     def plan(
@@ -97,8 +90,6 @@ class DispatchPolicy:
         servers, experts = replicas.servers, replicas.experts
         tokens, top_k = ids_TK.shape
         call = next(self._calls.setdefault(layer, itertools.count()))
-        # Position at which the first chunk looks up the shares; evenly spread over the layer's calls.
-        draw = (call * _CALL_STEP + layer * _LAYER_STEP) % 1.0
         # A token is in at most min(K, S) parts.
         most = tokens * min(servers, top_k)
         rows_P, ids_PK = np.empty(most, np.int64), np.empty((most, top_k), np.int32)
@@ -106,7 +97,7 @@ class DispatchPolicy:
         left, shares = _dispatch.plan(
             ids_TK, wanted_TK, tokens, top_k,
             replicas.first_LX[layer], replicas.server_N, replicas.share_N, servers, experts,
-            load.load_pairs, draw, _CHUNK_STEP, rate_S, backlog_S, rows_P, ids_PK,
+            load.load_pairs, call, layer, rate_S, backlog_S, rows_P, ids_PK,
         )  # fmt: skip
         parts = []
         start = 0

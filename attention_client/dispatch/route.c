@@ -7,6 +7,11 @@
 
 #define NO_EXPERT (-1)
 #define NOWHERE (-1)
+/* Multiples modulo 1 of either number are evenly spread, and so are the points of both (1/g and 1/g**2 of the plastic
+ * number g: M. Roberts' R2 sequence). */
+#define CALL_STEP 0.7548776662466927
+#define CHUNK_STEP 0.5698402909980532
+#define LAYER_STEP 0.6180339887498949
 
 /* ---- draw: a replica for each chunk, in proportion to the shares ------------------------------------------- */
 
@@ -42,6 +47,13 @@ list_replicas(const Routing *routing, const int64_t *pairs_E, Spread *spread, fl
     }
 }
 
+double
+draw_of(uint64_t call, uint64_t layer)
+{
+    double draw = (double)call * CALL_STEP + (double)layer * LAYER_STEP;
+    return draw - (double)(int64_t)draw;
+}
+
 /* The first replica whose cumulative share of the expert passes `draw`; the last one if rounding keeps all below. */
 static int32_t
 draw_replica(const Spread *spread, const float *share_R, ptrdiff_t expert, double draw)
@@ -58,8 +70,8 @@ draw_replica(const Spread *spread, const float *share_R, ptrdiff_t expert, doubl
     return r;
 }
 
-/* Gives each expert's pairs to its replicas, in even chunks of at most `chunk_pairs`: `draw` for the first chunk, `step`
- * more, modulo 1, for each next one. Returns the number of pairs of experts without a replica. */
+/* Gives each expert's pairs to its replicas, in even chunks of at most `chunk_pairs`: the call's draw for the first
+ * chunk, CHUNK_STEP more, modulo 1, for each next one. Returns the number of pairs of experts without a replica. */
 static int64_t
 draw_chunks(const Routing *routing, const int64_t *pairs_E, Spread *spread, const float *share_R, int64_t chunk_pairs)
 {
@@ -75,7 +87,7 @@ draw_chunks(const Routing *routing, const int64_t *pairs_E, Spread *spread, cons
             int64_t end = (pairs_E[e] * i + chunks - 1) / chunks;
             spread->pairs_R[draw_replica(spread, share_R, e, draw)] += end - begin;
             begin = end;
-            draw += routing->step;
+            draw += CHUNK_STEP;
             draw -= draw >= 1 ? 1 : 0;
         }
     }

@@ -14,7 +14,7 @@
 typedef struct {
     ptrdiff_t tokens, top_k, servers, experts;
     double load_pairs; /* pairs that take as long as reading the weights of their expert */
-    double draw, step;
+    double draw; /* `draw_of` this call: where the first chunk looks up the shares, from 0 to below 1 */
     const int64_t *ids_P;
     const uint8_t *wanted_P;
     const int32_t *first_X;  /* where each expert's replicas begin in the next two */
@@ -31,6 +31,10 @@ typedef struct {
     int64_t *rows_out; /* T * min(S, K) tokens, server by server */
     int32_t *ids_out;  /* their experts there, times K; -1 for another server's */
 } Routed;
+
+/* The draw of a layer's call: evenly spread over the calls of the layer, and over the layers of a pass. Counted by layer,
+ * because layers call in turns, and every second or fourth number of an even sequence is not evenly spread. */
+double draw_of(uint64_t call, uint64_t layer);
 
 /* Whether first_X lies in ascending order in `count` replicas, and each expert's servers in ascending order in
  * `servers`. */

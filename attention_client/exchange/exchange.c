@@ -12,6 +12,7 @@
  */
 #include "exchange.h"
 
+#include "../dispatch/sum.h"
 #include "tensors.h"
 
 #include <stdlib.h>
@@ -20,15 +21,6 @@
 #define MOST_PARTS 64
 /* Times that a route keeps until `Route.take` reads them; later ones are dropped. */
 #define MOST_SAMPLES 64
-/* See sending.py and deadlines.py. */
-#define LEAST_HEDGE_S 0.002
-#define MARGIN 6.0
-#define SHORT_S 0.2
-#define LONG_MARGIN 2.0
-/* Draws of the dispatch policy (policy.py). */
-#define CALL_STEP 0.7548776662466927
-#define CHUNK_STEP 0.5698402909980532
-#define LAYER_STEP 0.6180339887498949
 /* The compiled requests' ids, which Python's never reach. */
 #define OWN_IDS (UINT64_C(1) << 63)
 #define SPIN_NS UINT64_C(20000)
@@ -90,12 +82,6 @@ static double
 seconds(void)
 {
     return (double)now_ns() * 1e-9;
-}
-
-static size_t
-align64(size_t length)
-{
-    return (length + 63) & ~(size_t)63;
 }
 
 /* ---- Route ------------------------------------------------------------------------------------------------ */
@@ -273,54 +259,18 @@ typedef struct {
     uint64_t epoch;
 } Inputs;
 
-static size_t
-value_bytes(int dtype)
-{
-    return dtype == WIRE_FLOAT32 ? 4 : 2;
-}
-
-static size_t
-payload_bytes(size_t rows, size_t hidden, size_t top_k, int dtype)
-{
-    return align64(rows * hidden * value_bytes(dtype)) + align64(rows * top_k * 4) + rows * top_k * 4;
-}
-
-/* Tokens that fit into a slot with their result (`header.max_tokens`). */
-static Py_ssize_t
-most_rows(const Lane *lane, Py_ssize_t top_k, int dtype)
-{
-    size_t payload = (size_t)lane->payload_capacity, result = (size_t)lane->result_capacity;
-    size_t hidden = (size_t)lane->hidden;
-    size_t rows = payload / (hidden * value_bytes(dtype) + (size_t)top_k * 8);
-    rows = rows < result / (hidden * 4) ? rows : result / (hidden * 4);
-    while (rows > 0 && payload_bytes(rows, hidden, (size_t)top_k, dtype) > payload) {
-        rows--;
-    }
-    return (Py_ssize_t)rows;
-}
-
 /* Set when to hedge and to give up a request. False if the server's times are unknown: Python learns them. */
 static bool
 set_deadlines(Request *request, double least_s, double left_s)
 {
     const Lane *lane = request->lane;
-    int size = 0;
-    for (uint32_t rows = (uint32_t)request->rows; rows > 0; rows >>= 1) {
-        size++;
-    }
-    double expected_s = lane->expected_s[size];
-    if (!(expected_s > 0)) {
+    double usual_s = lane->expected_s[size_class((uint32_t)request->rows)];
+    if (!(usual_s > 0)) {
         return false;
     }
-    double longest_s = LONG_MARGIN * expected_s > SHORT_S ? LONG_MARGIN * expected_s : SHORT_S;
-    double patience_s = MARGIN * expected_s < longest_s ? MARGIN * expected_s : longest_s;
-    patience_s = patience_s > least_s ? patience_s : least_s;
-    double budget_s = patience_s < left_s ? patience_s : left_s;
-    double tail_s = expected_s * lane->tail;
     request->sent_at = seconds();
-    request->expires_at = request->sent_at + budget_s;
-    request->hedge_at = lane->tail > 0 ? request->sent_at + (tail_s > LEAST_HEDGE_S ? tail_s : LEAST_HEDGE_S)
-                                       : request->expires_at;
+    request->expires_at = request->sent_at + budget_s(usual_s, least_s, left_s);
+    request->hedge_at = lane->tail > 0 ? request->sent_at + hedge_s(usual_s, lane->tail) : request->expires_at;
     return true;
 }
 
@@ -337,8 +287,9 @@ write_request(const Exchange *exchange, const Request *request, const Inputs *in
     const Lane *lane = request->lane;
     size_t hidden = (size_t)inputs->hidden, top_k = (size_t)inputs->top_k, rows = (size_t)request->rows;
     size_t row_bytes = hidden * value_bytes(inputs->dtype);
+    PayloadLayout layout = payload_layout(rows, hidden, top_k, inputs->dtype);
     char *at = request_of(lane, request->slot), *x_out = at + sizeof(RequestHeader);
-    char *ids_out = x_out + align64(rows * row_bytes), *scores_out = ids_out + align64(rows * top_k * 4);
+    char *ids_out = x_out + layout.ids_offset, *scores_out = x_out + layout.scores_offset;
     const int64_t *rows_R = exchange->rows_R + request->first;
     for (size_t r = 0; r < rows; r++) {
         memcpy(x_out + r * row_bytes, inputs->x + (size_t)rows_R[r] * row_bytes, row_bytes);
@@ -352,7 +303,7 @@ write_request(const Exchange *exchange, const Request *request, const Inputs *in
         .generation = lane->generation,
         .request_id = request->request_id,
         .epoch = inputs->epoch,
-        .payload_length = payload_bytes(rows, hidden, top_k, inputs->dtype),
+        .payload_length = layout.total,
         .budget_us = (uint64_t)((request->expires_at - request->sent_at) * 1e6),
         .layer = (uint32_t)inputs->layer,
         .batch_size = (uint32_t)rows,
@@ -419,10 +370,10 @@ take_slots(Exchange *exchange, Route *route, const Inputs *inputs, const Routed 
             continue;
         }
         Lane *lane = (Lane *)PyTuple_GetItem(route->lanes, s);
-        Py_ssize_t most = (PyObject *)lane == Py_None || !lane->direct || lane->stopped || lane->hidden != inputs->hidden
-                              ? 0
-                              : most_rows(lane, inputs->top_k, inputs->dtype);
-        int32_t slot = rows <= most && exchange->count < MOST_PARTS ? lane_pop(lane) : -1;
+        bool usable = (PyObject *)lane != Py_None && lane->direct && !lane->stopped && lane->hidden == inputs->hidden;
+        uint64_t most = !usable ? 0 : max_tokens((uint64_t)lane->payload_capacity, (uint64_t)lane->result_capacity,
+                                                 (uint64_t)lane->hidden, (uint64_t)inputs->top_k, inputs->dtype);
+        int32_t slot = (uint64_t)rows <= most && exchange->count < MOST_PARTS ? lane_pop(lane) : -1;
         if (slot < 0) {
             goto undo;
         }
@@ -443,13 +394,6 @@ undo:
         forget_request(&exchange->requests[--exchange->count], true);
     }
     return false;
-}
-
-static double
-next_draw(Route *route, Py_ssize_t layer)
-{
-    double draw = (double)route->calls[layer]++ * CALL_STEP + (double)layer * LAYER_STEP;
-    return draw - (double)(int64_t)draw;
 }
 
 /* Copy ids to int64 and mark the wanted pairs; returns their number, or -1 for an expert out of range. */
@@ -599,8 +543,7 @@ route_start(Route *self, PyObject *const *args, Py_ssize_t count)
         .servers = self->servers,
         .experts = self->experts,
         .load_pairs = self->load_pairs,
-        .draw = next_draw(self, inputs.layer),
-        .step = CHUNK_STEP,
+        .draw = draw_of(self->calls[inputs.layer]++, (uint64_t)inputs.layer),
         .ids_P = scratch,
         .wanted_P = wanted_P,
         .first_X = (const int32_t *)self->replicas[0].view.buf + inputs.layer * (self->experts + 1),
@@ -747,7 +690,7 @@ typedef struct {
     double service_s, queue_s;
 } Times;
 
-/* Whether the slot holds the result of this very request (`slot.validate_result`). */
+/* Whether the slot holds the result of this very request. */
 static bool
 is_answer(const Exchange *exchange, const Request *request, Times *times)
 {
@@ -755,11 +698,9 @@ is_answer(const Exchange *exchange, const Request *request, Times *times)
     ResultHeader header;
     memcpy(&header, result_of(lane, request->slot), sizeof header);
     *times = (Times){(double)header.service_us * 1e-6, (double)header.queue_us * 1e-6};
-    uint64_t length = (uint64_t)request->rows * (uint64_t)exchange->hidden * 4;
-    return header.magic == WIRE_MAGIC && header.version == WIRE_VERSION && header.generation == lane->generation &&
-           header.request_id == request->request_id && header.status == STATUS_OK &&
-           header.rows == (uint32_t)request->rows && header.hidden_size == (uint32_t)exchange->hidden &&
-           header.length == length && length <= (uint64_t)lane->result_capacity &&
+    Awaited awaited = {request->request_id, (uint64_t)lane->result_capacity, lane->generation, (uint32_t)request->rows,
+                       (uint32_t)exchange->hidden};
+    return answer_fault(&header, &awaited) == FAULT_NONE && header.status == STATUS_OK &&
            generation_of(lane, request->slot) == lane->generation;
 }
 
@@ -792,31 +733,23 @@ is_finite_row(const float *row, Py_ssize_t hidden)
     return wrong == 0;
 }
 
-/* Sum the answers token by token, in the order of the requests (by server and first token), as combine.c does.
- * Runs without the GIL. Returns the rows with a NaN or infinite value. */
+/* Sum the answers in the order of the requests (by server and first token). Runs without the GIL. Returns the rows with
+ * a NaN or infinite value. */
 static int64_t
 sum_answers(const Exchange *exchange, char *out, int dtype, float *row)
 {
     Py_ssize_t hidden = exchange->hidden;
     size_t row_bytes = (size_t)hidden * value_bytes(dtype);
-    int32_t next[MOST_PARTS] = {0};
+    Addend addends[MOST_PARTS];
+    for (int i = 0; i < exchange->count; i++) {
+        const Request *request = &exchange->requests[i];
+        const char *result = result_of(request->lane, request->slot) + sizeof(ResultHeader);
+        addends[i] = (Addend){exchange->rows_R + request->first, (const float *)result, request->rows, 0};
+    }
     int64_t nonfinite = 0;
     for (Py_ssize_t t = 0; t < exchange->tokens; t++) {
         float *sum = dtype == WIRE_FLOAT32 ? (float *)(out + (size_t)t * row_bytes) : row;
-        bool covered = false;
-        for (int i = 0; i < exchange->count; i++) {
-            const Request *request = &exchange->requests[i];
-            if (next[i] == request->rows || exchange->rows_R[request->first + next[i]] != t) {
-                continue;
-            }
-            const float *part = (const float *)(result_of(request->lane, request->slot) + sizeof(ResultHeader)) +
-                                (Py_ssize_t)next[i]++ * hidden;
-            for (Py_ssize_t h = 0; h < hidden; h++) {
-                sum[h] = (covered ? sum[h] : 0.0f) + part[h];
-            }
-            covered = true;
-        }
-        if (!covered) {
+        if (!sum_token(sum, t, hidden, addends, exchange->count)) {
             memset(out + (size_t)t * row_bytes, 0, row_bytes);
             continue;
         }

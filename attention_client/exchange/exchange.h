@@ -5,13 +5,12 @@
 #define _GNU_SOURCE
 #include "../../eaas/minmax/arrays.h"
 #include "../../eaas/wire/bell.h"
-#include "../../eaas/wire/headers.h"
+#include "../../eaas/wire/protocol.h"
+#include "../dispatch/deadlines.h"
 #include "../dispatch/route.h"
 
 #define MOST_SLOTS 256
 #define MOST_SERVERS 1024
-/* Size classes of requests: the bit length of the number of tokens. */
-#define SIZE_CLASSES 32
 
 typedef struct {
     PyObject_HEAD

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 __all__ = ["Sender"]
 
 _LEAST_BUDGET_S = 0.001
-# An earlier hedge would react to scheduling noise, not to a slow server.
-_LEAST_HEDGE_S = 0.002
 
 
 class Sender:
@@ -105,8 +103,8 @@ class Sender:
                 )
                 trace.end()
             return None
-        tail_s = service.tail_s(rows)
-        hedge_at = math.inf if tail_s is None else now + max(tail_s, _LEAST_HEDGE_S)
+        hedge_s = service.hedge_s(rows)
+        hedge_at = math.inf if hedge_s is None else now + hedge_s
         return Attempt(
             part,
             connection,

@@ -416,7 +416,7 @@ module_exec(PyObject *module)
     }
     int result = PyModule_AddType(module, (PyTypeObject *)type);
     Py_DECREF(type);
-    return result;
+    return result < 0 ? -1 : PyModule_AddIntConstant(module, "LINE_BYTES", LINE_BYTES);
 }
 
 static PyModuleDef_Slot module_slots[] = {

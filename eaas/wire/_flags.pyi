@@ -1,5 +1,8 @@
 from _typeshed import WriteableBuffer
 
+LINE_BYTES: int
+"""Bytes of a flag's or bell's line, a cache line of its own."""
+
 class Flags:
     """Flags and bells in a shared buffer. Safe for concurrent threads and processes.
 

@@ -24,7 +24,7 @@ import struct
 from pathlib import Path
 
 from eaas.errors import ConnectionLostError, SharedMemoryError
-from eaas.wire._flags import Flags
+from eaas.wire._flags import LINE_BYTES, Flags
 from eaas.wire.header import (
     MAGIC,
     REQUEST_HEADER_BYTES,
@@ -44,7 +44,6 @@ FILE_MODE = 0o600
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 _HEADER = struct.Struct("<IHxxI4xQQQ24x")
-_LINE_BYTES = 64
 _WORD = struct.Struct("<I")
 
 # Constants, because attributes of an enum run Python code in each lookup.
@@ -64,11 +63,11 @@ def _flags_offset(slots: int) -> int:
 
 
 def _bells_offset(slots: int) -> int:
-    return _flags_offset(slots) + slots * _LINE_BYTES
+    return _flags_offset(slots) + slots * LINE_BYTES
 
 
 def _slots_offset(slots: int) -> int:
-    return _bells_offset(slots) + (slots + 1) * _LINE_BYTES
+    return _bells_offset(slots) + (slots + 1) * LINE_BYTES
 
 
 def arena_bytes(slots: int, payload_capacity: int, result_capacity: int) -> int:
@@ -283,6 +282,8 @@ def _write_header(
 ) -> None:
     fields = (MAGIC, VERSION, slots, payload_capacity, result_capacity, incarnation)
     _HEADER.pack_into(mapping, 0, *fields)
+    for slot in range(slots):
+        _WORD.pack_into(mapping, _flags_offset(slots) + slot * LINE_BYTES, _FREE)
 
 
 def _create_file() -> int:

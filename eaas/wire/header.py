@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from eaas.wire import _protocol
+
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer
 
@@ -38,41 +40,37 @@ __all__ = [
     "slot_sizes",
 ]
 
-MAGIC = int.from_bytes(b"EaaS", "little")
-VERSION = 1
+MAGIC = _protocol.MAGIC
+VERSION = _protocol.VERSION
 """Major version of the protocol; processes with different versions do not connect."""
 
-CHECKSUM_FLAG = 1
+CHECKSUM_FLAG = _protocol.CHECKSUM_FLAG
 """Bit of RequestHeader.flags that marks an exchange with checksums (never 0) in both headers."""
 
-DAMAGED = 1
+DAMAGED = _protocol.DETAIL_DAMAGED
 """ResultHeader.detail of an INTERNAL answer to a damaged request; the client must not reuse its slot."""
 
 LEAST_SLOT_TOKENS = 64
 """Tokens for which a slot has memory at least, unless its client asks for fewer."""
 
-REQUEST_HEADER_BYTES = 128
-TRACE_OFFSET = 64
-TRACE_BYTES = 24
-RESULT_HEADER_BYTES = 64
-
-_ALIGNMENT = 64
-_IDS_BYTES = 4
-_FLOAT32_BYTES = 4
+REQUEST_HEADER_BYTES = _protocol.REQUEST_HEADER_BYTES
+TRACE_OFFSET = _protocol.TRACE_OFFSET
+TRACE_BYTES = _protocol.TRACE_BYTES
+RESULT_HEADER_BYTES = _protocol.RESULT_HEADER_BYTES
 
 
 def align(length: int) -> int:
     """Round a length or offset in a slot or arena up to a multiple of 64 bytes."""
-    return -(-length // _ALIGNMENT) * _ALIGNMENT
+    return -(-length // _protocol.ALIGNMENT) * _protocol.ALIGNMENT
 
 
 class SlotState(enum.IntEnum):
     """State of a slot: the value of its flag."""
 
-    FREE = 0
-    WRITTEN = 1
-    DONE = 2
-    OFFLINE = 3
+    FREE = _protocol.SLOT_FREE
+    WRITTEN = _protocol.SLOT_WRITTEN
+    DONE = _protocol.SLOT_DONE
+    OFFLINE = _protocol.SLOT_OFFLINE
 
     @property
     def mask(self) -> int:
@@ -83,19 +81,19 @@ class SlotState(enum.IntEnum):
 class Status(enum.IntEnum):
     """Status of a server's answer; only OK has a result. Clients do not retry after INVALID_ARGUMENT."""
 
-    OK = 0
-    INVALID_ARGUMENT = 1
-    STALE_PLACEMENT = 2
-    INTERNAL = 3
-    EXPIRED = 4
+    OK = _protocol.STATUS_OK
+    INVALID_ARGUMENT = _protocol.STATUS_INVALID_ARGUMENT
+    STALE_PLACEMENT = _protocol.STATUS_STALE_PLACEMENT
+    INTERNAL = _protocol.STATUS_INTERNAL
+    EXPIRED = _protocol.STATUS_EXPIRED
 
 
 class WireDtype(enum.IntEnum):
     """Dtype of a request's hidden states in a slot."""
 
-    FLOAT32 = 0
-    BFLOAT16 = 1
-    FLOAT16 = 2
+    FLOAT32 = _protocol.FLOAT32
+    BFLOAT16 = _protocol.BFLOAT16
+    FLOAT16 = _protocol.FLOAT16
 
     @property
     def itemsize(self) -> int:
@@ -131,16 +129,12 @@ def payload_layout(
     batch_size: int, hidden_size: int, top_k: int, dtype: WireDtype
 ) -> PayloadLayout:
     """Compute the layout of a request's payload for T tokens, hidden size H and K experts per token."""
-    pairs = batch_size * top_k
-    ids_offset = align(batch_size * hidden_size * dtype.itemsize)
-    scores_offset = ids_offset + align(pairs * _IDS_BYTES)
-    total = scores_offset + pairs * _FLOAT32_BYTES
-    return PayloadLayout(ids_offset, scores_offset, total)
+    return PayloadLayout(*_protocol.payload_layout(batch_size, hidden_size, top_k, dtype))
 
 
 def result_length(rows: int, hidden_size: int) -> int:
     """Compute the bytes of a result of T rows and hidden size H, which is always float32."""
-    return rows * hidden_size * _FLOAT32_BYTES
+    return _protocol.result_length(rows, hidden_size)
 
 
 def slot_sizes(tokens: int, hidden_size: int, top_k: int) -> list[tuple[int, int]]:
@@ -164,19 +158,23 @@ def max_tokens(
 
     Clients split larger parts of a layer call into several requests.
     """
-    per_token = hidden_size * dtype.itemsize + top_k * (_IDS_BYTES + _FLOAT32_BYTES)
-    tokens = min(payload_capacity // per_token, result_capacity // result_length(1, hidden_size))
-    # Because sections are aligned, fewer tokens may fit.
-    while tokens and payload_layout(tokens, hidden_size, top_k, dtype).total > payload_capacity:
-        tokens -= 1
-    return tokens
+    return _protocol.max_tokens(payload_capacity, result_capacity, hidden_size, top_k, dtype)
 
 
 # -- headers --------------------------------------------------------------------------------------
 
 
-_REQUEST = struct.Struct("<IHBBIIQQQQIIII64x")
-_RESULT = struct.Struct("<IHHIIQIIQQQQ")
+def _header(places: tuple[tuple[int, int], ...], size: int) -> struct.Struct:
+    """Describe a header by the places of its fields; bytes between and after them are zeros."""
+    codes, end = "<", 0
+    for offset, length in places:
+        codes += "x" * (offset - end) + {1: "B", 2: "H", 4: "I", 8: "Q"}[length]
+        end = offset + length
+    return struct.Struct(codes + "x" * (size - end))
+
+
+_REQUEST = _header(_protocol.REQUEST_PLACES, REQUEST_HEADER_BYTES)
+_RESULT = _header(_protocol.RESULT_PLACES, RESULT_HEADER_BYTES)
 
 
 class RequestHeader(NamedTuple):
@@ -261,6 +259,10 @@ class RequestHeader(NamedTuple):
         """Bytes of request header and payload."""
         return REQUEST_HEADER_BYTES + self.payload_length
 
+    def packed(self) -> bytes:
+        """Return the bytes of the request header. Raises struct.error if a field exceeds its width."""
+        return _REQUEST.pack(*self)
+
     def pack_into(self, buffer: WriteableBuffer, offset: int) -> None:
         """Write the request header into a buffer. Raises struct.error if a field exceeds its width."""
         _REQUEST.pack_into(buffer, offset, *self)
@@ -341,6 +343,10 @@ class ResultHeader(NamedTuple):
     def end(self) -> int:
         """Bytes of result header and result."""
         return RESULT_HEADER_BYTES + self.length
+
+    def packed(self) -> bytes:
+        """Return the bytes of the result header. Raises struct.error if a field exceeds its width."""
+        return _RESULT.pack(*self)
 
     def pack_into(self, buffer: WriteableBuffer, offset: int) -> None:
         """Write the result header into a buffer. Raises struct.error if a field exceeds its width."""

@@ -72,10 +72,10 @@ import numpy.typing as npt
 from isal.isal_zlib import crc32
 
 from eaas.errors import SlotCorruptError, WrongRequestError
+from eaas.wire import _protocol
 from eaas.wire.header import (
     CHECKSUM_FLAG,
     DAMAGED,
-    MAGIC,
     REQUEST_HEADER_BYTES,
     RESULT_HEADER_BYTES,
     TRACE_BYTES,
@@ -88,7 +88,6 @@ from eaas.wire.header import (
     WireDtype,
     max_tokens,
     payload_layout,
-    result_length,
 )
 
 if TYPE_CHECKING:
@@ -121,7 +120,7 @@ __all__ = [
     "write_trace",
 ]
 
-DOORBELL = 0
+DOORBELL = _protocol.DOORBELL
 """Index of the server's doorbell, which clients ring after writing a request."""
 
 
@@ -130,7 +129,7 @@ def reply_bell(first_slot: int) -> int:
     return 1 + first_slot
 
 
-# -- validation: no field is trusted; Python's integers do not overflow ---------------------------
+# -- validation: no field is trusted --------------------------------------------------------------
 
 
 class SlotLimits(NamedTuple):
@@ -173,39 +172,13 @@ def validate_request(
             with one another or with the slot's capacities.
         WrongRequestError: The request is intact but does not fit this server.
     """
-    _validate_common(header, generation)
-    if header.flags & ~CHECKSUM_FLAG:
-        raise SlotCorruptError(f"unknown header flags {header.flags:#x}")
-    if header.payload_length > limits.payload_capacity:
-        raise SlotCorruptError(
-            f"payload of {header.payload_length} bytes in a slot of {limits.payload_capacity}"
-        )
-    if header.flags:
+    fault = _protocol.request_fault(header.packed(), limits, generation)
+    words, is_frame, is_misfit = fault or ("", False, False)
+    if header.flags and not is_frame:
         verify(buffer, offset, header)
-    elif header.checksum:
-        raise SlotCorruptError("a checksum without the checksum flag")
-    _validate_shape(header, limits)
-
-
-def _validate_shape(header: RequestHeader, limits: SlotLimits) -> None:
-    try:
-        dtype = WireDtype(header.dtype)
-    except ValueError:
-        raise WrongRequestError(f"unknown dtype {header.dtype}") from None
-    tokens, hidden, top_k = header.batch_size, header.hidden_size, header.top_k
-    if hidden != limits.hidden_size:
-        raise WrongRequestError(f"hidden size {hidden}, the model has {limits.hidden_size}")
-    if header.layer >= limits.num_layers:
-        raise WrongRequestError(f"layer {header.layer}, the model has {limits.num_layers}")
-    if tokens == 0 or top_k == 0:
-        raise WrongRequestError(f"{tokens} tokens, {top_k} experts per token")
-    # Together with the checks above, this also limits tokens and top_k.
-    total = payload_layout(tokens, hidden, top_k, dtype).total
-    if header.payload_length != total:
-        raise SlotCorruptError(f"payload of {header.payload_length} bytes, not {total}")
-    answer = result_length(tokens, hidden)
-    if answer > limits.result_capacity:
-        raise SlotCorruptError(f"result of {answer} bytes in a slot of {limits.result_capacity}")
+    if fault is not None:
+        error = WrongRequestError if is_misfit else SlotCorruptError
+        raise error(f"wrong {words} in {header}: {limits}, generation {generation}")
 
 
 def validate_result(
@@ -230,38 +203,22 @@ def validate_result(
     Raises:
         SlotCorruptError: The slot holds no intact answer to this request.
     """
-    _validate_common(header, generation)
-    if header.request_id != request_id:
-        raise SlotCorruptError(f"answer to request {header.request_id}, not {request_id}")
-    try:
-        status = Status(header.status)
-    except ValueError:
-        raise SlotCorruptError(f"unknown status {header.status}") from None
-    if status is not Status.OK:
-        if header.rows or header.length:
-            raise SlotCorruptError(f"status {status.name} with {header.rows} rows")
-        return
-    if (header.rows, header.hidden_size) != (rows, hidden_size):
+    fault = _protocol.answer_fault(
+        header.packed(), request_id, result_capacity, generation, rows, hidden_size
+    )
+    if fault is not None:
         raise SlotCorruptError(
-            f"result of ({header.rows}, {header.hidden_size}), not ({rows}, {hidden_size})"
+            f"wrong {fault[0]} in {header}: request {request_id}, generation {generation},"
+            f" ({rows}, {hidden_size}) in {result_capacity} bytes"
         )
-    if header.length != result_length(rows, hidden_size) or header.length > result_capacity:
-        raise SlotCorruptError(f"result of {header.length} bytes for ({rows}, {hidden_size})")
-
-
-def _validate_common(header: RequestHeader | ResultHeader, generation: int) -> None:
-    if header.magic != MAGIC:
-        raise SlotCorruptError(f"magic {header.magic:#x}, not {MAGIC:#x}")
-    if header.version != VERSION:
-        raise SlotCorruptError(f"protocol version {header.version}, this process has {VERSION}")
-    if header.generation != generation:
-        raise SlotCorruptError(f"generation {header.generation}, the connection has {generation}")
 
 
 # -- checksum -------------------------------------------------------------------------------------
 
-_CHECKSUM_OFFSET = 12
-_AFTER_CHECKSUM = _CHECKSUM_OFFSET + 4
+_CHECKSUM_OFFSET, _CHECKSUM_BYTES = _protocol.REQUEST_PLACES[
+    RequestHeader._fields.index("checksum")
+]
+_AFTER_CHECKSUM = _CHECKSUM_OFFSET + _CHECKSUM_BYTES
 
 
 def seal(

@@ -23,7 +23,7 @@ static bool
 lies_in_buffer(const Direct *self, Py_ssize_t flags_offset, Py_ssize_t bells_offset, Py_ssize_t slots_offset,
                Py_ssize_t result_stride)
 {
-    const Limits *limits = &self->limits;
+    const SlotLimits *limits = &self->limits;
     Py_ssize_t lines = self->count * LINE_BYTES;
     return self->count > 0 && self->count < self->view.len / LINE_BYTES && slots_offset < self->view.len &&
            (int64_t)(limits->payload_capacity | limits->result_capacity) >= 0 &&
@@ -81,7 +81,7 @@ direct_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->count = count;
     self->request_stride = (size_t)request_stride;
     self->slot_stride = (size_t)request_stride + (size_t)result_stride;
-    self->limits = (Limits){(uint64_t)payload, (uint64_t)result, (uint64_t)hidden, (uint64_t)num_layers};
+    self->limits = (SlotLimits){(uint64_t)payload, (uint64_t)result, (uint64_t)hidden, (uint64_t)num_layers};
     if (!lies_in_buffer(self, flags_offset, bells_offset, slots_offset, result_stride)) {
         PyErr_SetString(PyExc_ValueError, "these slots do not lie in the buffer");
         Py_DECREF(self);

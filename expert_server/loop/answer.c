@@ -1,15 +1,9 @@
 /* One request: validate it in its slot, compute it there, and hand the slot to its client. */
 #include "slots.h"
 
-#define MOST_PAIRS (1u << 16) /* T * K: no product below overflows, for any H. */
+#define MOST_PAIRS (1u << 16) /* T * K of a request that is computed at once: the kernel counts in int */
 
 /* ---- the slot, without Python ------------------------------------------------------------------------ */
-
-static uint64_t
-align(uint64_t length)
-{
-    return (length + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES;
-}
 
 /* Volatile: the compiler must not read a field in the slot again instead of the copy. */
 static void
@@ -23,33 +17,19 @@ copy_header(const char *from, RequestHeader *header)
     memcpy(header, copy, sizeof copy);
 }
 
-/* Whether this is a valid request (`validate_request` in slot.py) of the plain kind; sets the offsets. */
+/* Whether this is a valid request of the plain kind; sets its layout. */
 static bool
-is_plain(Request *request, const Limits *limits, const uint64_t *capacities, unsigned long long generation)
+is_plain(Request *request, const SlotLimits *limits, uint64_t generation)
 {
     const RequestHeader *header = &request->header;
-    if (header->magic != WIRE_MAGIC || header->version != WIRE_VERSION || header->generation != generation ||
-        header->flags != 0 || header->checksum != 0 ||
-        (header->dtype != WIRE_FLOAT32 && header->dtype != WIRE_BFLOAT16) ||
-        header->hidden_size != limits->hidden_size || header->layer >= limits->num_layers) {
+    if (generation > UINT32_MAX ||
+        request_fault(header, limits, (uint32_t)generation, &request->layout) != FAULT_NONE) {
         return false;
     }
     /* With a budget of 0 it has expired. Any other begins now. */
-    if (header->budget_us == 0) {
-        return false;
-    }
-    uint64_t tokens = header->batch_size;
-    uint64_t pairs = tokens * header->top_k;
-    if (tokens > MOST_PAIRS || pairs == 0 || pairs > MOST_PAIRS) {
-        return false;
-    }
-    uint64_t values = tokens * header->hidden_size;
-    uint64_t ids_offset = align(values * (header->dtype == WIRE_BFLOAT16 ? 2 : 4));
-    uint64_t scores_offset = ids_offset + align(pairs * sizeof(int32_t));
-    uint64_t total = scores_offset + pairs * sizeof(float);
-    request->ids_offset = ids_offset;
-    request->scores_offset = scores_offset;
-    return header->payload_length == total && total <= capacities[0] && values * sizeof(float) <= capacities[1];
+    return header->flags == 0 && header->budget_us != 0 &&
+           (header->dtype == WIRE_FLOAT32 || header->dtype == WIRE_BFLOAT16) &&
+           (uint64_t)header->batch_size * header->top_k <= MOST_PAIRS;
 }
 
 static uint64_t
@@ -69,8 +49,8 @@ answer_slot(Direct *self, const Request *request, const DirectLayer *layer, Bell
     const char *payload = slot + sizeof(RequestHeader);
     char *result = slot + self->request_stride;
     if (!layer->run(layer, payload, header->dtype == WIRE_BFLOAT16,
-                    (const int32_t *)(payload + request->ids_offset),
-                    (const float *)(payload + request->scores_offset), (int)header->batch_size,
+                    (const int32_t *)(payload + request->layout.ids_offset),
+                    (const float *)(payload + request->layout.scores_offset), (int)header->batch_size,
                     (int)header->top_k, (float *)(result + sizeof(ResultHeader)))) {
         return false;
     }
@@ -83,7 +63,7 @@ answer_slot(Direct *self, const Request *request, const DirectLayer *layer, Bell
         .request_id = header->request_id,
         .rows = header->batch_size,
         .hidden_size = header->hidden_size,
-        .length = (uint64_t)header->batch_size * header->hidden_size * sizeof(float),
+        .length = result_length(header->batch_size, header->hidden_size),
         .service_us = service_us(*ended - seen_at),
     };
     memcpy(result, &answer, sizeof answer);
@@ -143,7 +123,10 @@ accept_slot(Direct *self, Py_ssize_t slot, unsigned long long generation)
     Request request = {.slot = slot};
     copy_header(self->slots + (size_t)slot * self->slot_stride, &request.header);
     const uint64_t *capacities = (const uint64_t *)self->owners.capacities.buf + 2 * slot;
-    if (!is_plain(&request, &self->limits, capacities, generation) ||
+    SlotLimits limits = self->limits;
+    limits.payload_capacity = capacities[0];
+    limits.result_capacity = capacities[1];
+    if (!is_plain(&request, &limits, generation) ||
         (request.layer = prepared_layer(self, &request.header)) == NULL) {
         return false;
     }

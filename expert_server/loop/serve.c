@@ -73,7 +73,7 @@ direct_serve(Direct *self, PyObject *const *args, Py_ssize_t nargs)
     }
     Served served = {.slot = -1};
     uint64_t until_ns = now_ns() + limits_ns[1];
-    BellLine *doorbell = &self->bells[0];
+    BellLine *doorbell = &self->bells[DOORBELL];
     for (;;) {
         /* Before the other reasons to return: a later interrupt changes this count. */
         int64_t seen = __atomic_load_n(&doorbell->seq, __ATOMIC_ACQUIRE);

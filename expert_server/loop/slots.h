@@ -27,25 +27,16 @@
 #include <string.h>
 
 #include "../../eaas/wire/bell.h"
-#include "../../eaas/wire/headers.h"
+#include "../../eaas/wire/protocol.h"
 #include "../../eaas/wire/spin.h"
 #include "../kernels/direct.h"
-
-/* Mirrors SlotLimits of slot.py. */
-typedef struct {
-    uint64_t payload_capacity;
-    uint64_t result_capacity;
-    uint64_t hidden_size;
-    uint64_t num_layers;
-} Limits;
 
 /* An accepted request. */
 typedef struct {
     RequestHeader header; /* the private copy */
     Py_ssize_t slot;
     PyObject *layer;      /* capsule; NULL: none is accepted */
-    size_t ids_offset;    /* from the payload's start */
-    size_t scores_offset;
+    PayloadLayout layout;
 } Request;
 
 /* The owners of the slots, which `SlotTable` keeps; both sides change them under the GIL only. */
@@ -75,7 +66,7 @@ typedef struct {
     Py_ssize_t count;
     size_t request_stride;
     size_t slot_stride;
-    Limits limits;
+    SlotLimits limits;
     PyObject *layers; /* list: a capsule of direct.h, or None */
     Request request;
     unsigned long long answered;

@@ -80,18 +80,18 @@ def test_threads_may_observe_and_read_concurrently() -> None:
 def test_the_tail_is_the_95th_percentile_once_known() -> None:
     times = ServiceTimes()
     for _ in range(19):
-        assert times.tail_s(1) is None
+        assert times.hedge_s(1) is None
         times.observe(1, 0.010)
     for n in range(181):
         times.observe(1, 0.030 if n % 10 == 0 else 0.010)
     # A tenth takes three times as long: the tail is that time, relative to the average.
-    tail = times.tail_s(1)
+    tail = times.hedge_s(1)
     assert tail is not None
     assert 0.015 < tail < 0.06
     regular = ServiceTimes()
     for _ in range(200):
         regular.observe(8, 0.010)
-    assert regular.tail_s(8) == pytest.approx(0.015)
+    assert regular.hedge_s(8) == pytest.approx(0.015)
 
 
 @given(st.floats(0.001, 1), st.lists(st.booleans(), max_size=500))

@@ -139,7 +139,7 @@ def test_row_16_what_a_former_owner_writes_is_refused_by_its_generation(bench, s
     assert bench.kernel.batches == []
     assert bench.loop.refused == 1
     # b has sent no request: its request id refuses the old answer, too.
-    with pytest.raises(SlotCorruptError, match="request 5"):
+    with pytest.raises(SlotCorruptError, match="request_id=5"):
         bench.take(new, new.first_slot, request_id=6)
     slot = bench.write(new, 3, request_id=7)
     bench.step()
@@ -196,7 +196,7 @@ def test_row_17_data_behind_its_flag_is_waited_for_once(
         assert len(settled) == (found not in (image, last))
         if found == last:
             # None of it was there, so the previous request was complete: its request id reveals it.
-            with pytest.raises(SlotCorruptError, match="answer to request 1"):
+            with pytest.raises(SlotCorruptError, match="request_id=1"):
                 bench.take(grant, slot, request_id=request_id, checksum=True)
         elif comes or found == image:
             status, rows_TH = bench.take(grant, slot, request_id=request_id, checksum=True)
@@ -380,5 +380,5 @@ def test_row_25_a_request_replayed_or_doubled_gets_the_same_answer(bench) -> Non
     assert bench.arena.client_write_done(first)
     bench.step()
     assert bench.rows(first).tobytes() == rows_TH.tobytes()
-    with pytest.raises(SlotCorruptError, match="answer to request 5"):
+    with pytest.raises(SlotCorruptError, match="request_id=5"):
         bench.take(grant, first, request_id=6)

@@ -17,13 +17,14 @@ from attention_client.dispatch import (
     dispatch_policy,
 )
 from attention_client.dispatch.parts import LOAD_PAIRS, Part, pairs_of, without
-from attention_client.dispatch.policy import _CALL_STEP, _CHUNK_STEP
 from eaas.errors import ConfigError
 from eaas.minmax import levels
 from eaas.replicas import Replicas
 
 ROOM = 100_000
 CHUNK_PAIRS = int(LOAD_PAIRS)
+# Roberts' R2 sequence: powers of the plastic number.
+CALL_STEP, CHUNK_STEP = 0.7548776662466927, 0.5698402909980532
 
 
 def idle(servers: int) -> Load:
@@ -83,7 +84,7 @@ def slow_servers(chunks: list, shares_SE: np.ndarray, draw: float) -> list[int |
     server_C: list[int | None] = []
     for expert, _ in chunks:
         drawn = sum(server is not None for server in server_C)
-        here = (draw + drawn * _CHUNK_STEP) % 1.0
+        here = (draw + drawn * CHUNK_STEP) % 1.0
         sum_S = np.cumsum(shares_SE[:, expert].astype(np.float64))
         holders = np.flatnonzero(shares_SE[:, expert])
         beyond = [s for s in holders if sum_S[s] > here * sum_S[-1]]
@@ -100,7 +101,7 @@ def test_a_plan_by_shares_equals_its_steps(drawn) -> None:
     chunks = slow_chunks(ids_TK, wanted_TK)
     for call in range(3):
         parts, complete = policy.plan(ids_TK, wanted_TK, of(shares_SE), load, room)
-        server_C = slow_servers(chunks, shares_SE, call * _CALL_STEP % 1.0)
+        server_C = slow_servers(chunks, shares_SE, call * CALL_STEP % 1.0)
         assert complete == (None not in server_C)
         server_TK = np.full(ids_TK.shape, -1)
         pairs_SE = np.zeros(shares_SE.shape)
@@ -345,7 +346,7 @@ def test_the_compiled_plan_checks_its_arguments() -> None:
         "ids": np.zeros((2, 2), I64), "wanted": np.ones((2, 2), bool), "tokens": 2, "top_k": 2,
         "firsts": np.array([0, 1], I32), "held_by": np.zeros(1, I32),
         "shares": np.ones(1, F32), "servers": 1, "experts": 1, "load_pairs": 64.0,
-        "draw": 0.5, "step": 0.5, "rate": np.ones(1), "backlog": np.zeros(1),
+        "call": 0, "layer": 0, "rate": np.ones(1), "backlog": np.zeros(1),
         "rows_out": np.zeros(2, I64), "ids_out": np.zeros((2, 2), I32),
     }  # fmt: skip
     assert _dispatch.plan(*right.values()) == (0, [(0, 2, 1 + 4 / 64)])
@@ -357,7 +358,7 @@ def test_the_compiled_plan_checks_its_arguments() -> None:
         {"firsts": np.array([1, 0], I32)}, {"firsts": np.array([0], I32)},
         {"held_by": np.ones(1, I32)}, {"held_by": -np.ones(1, I32)}, {"held_by": np.zeros(2, I32)},
         {"firsts": np.array([0, 2], I32), "held_by": np.zeros(2, I32), "shares": np.ones(2, F32)},
-        {"experts": 2}, {"experts": 0}, {"load_pairs": 0.0}, {"draw": 1.0}, {"step": np.nan},
+        {"experts": 2}, {"experts": 0}, {"load_pairs": 0.0}, {"call": 2**41}, {"layer": 2**31},
         {"rate": None}, {"rate": np.ones(1, F32)}, {"backlog": np.ones(0)},
         {"ids": np.zeros((2, 2), I32)}, {"wanted": np.ones(3, bool)}, {"shares": np.ones(1)},
         {"load_pairs": np.nan}, {"rows_out": np.zeros(1, I64)}, {"ids_out": np.zeros((2, 1), I32)},

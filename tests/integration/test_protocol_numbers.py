@@ -1,0 +1,76 @@
+"""Each number of the protocol, changed in turn: client, server and Python agree, since nobody restates it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.integration, pytest.mark.nightly, pytest.mark.timeout(1200)]
+
+ROOT = Path(__file__).parents[2]
+HEADER = Path("eaas/wire/protocol.h")
+TESTS = ("tests/unit/eaas/wire", "tests/unit/attention_client/exchange", "tests/unit/expert_server")
+# It pins the protocol's bytes.
+PINNED = "tests/unit/eaas/wire/test_slot.py::test_the_layout_equals_the_documentation"
+
+# What the header says, and what it says instead: a value, an order, a size.
+CHANGES = {
+    "magic": (r"0x53616145u", "0x53616146u"),
+    "version": (r"(#define WIRE_VERSION) 1", r"\1 3"),
+    "alignment": (r"(#define WIRE_ALIGNMENT) 64", r"\1 32"),
+    "checksum_flag": (r"(#define CHECKSUM_FLAG) 1", r"\1 4"),
+    "detail": (r"(#define DETAIL_DAMAGED) 1", r"\1 7"),
+    "states": (r"FREE = 0, (\w+) = 1, (\w+) = 2, (\w+) = 3", r"FREE = 3, \1 = 0, \2 = 1, \3 = 2"),
+    "dtypes": (r"FLOAT32 = 0, (\w+) = 1, (\w+) = 2", r"FLOAT32 = 2, \1 = 0, \2 = 1"),
+    "statuses": (r"OK = 0,(\s+\w+) = 1,(\s+\w+) = 2", r"OK = 2,\1 = 0,\2 = 1"),
+    "request_order": (r"( +uint64_t request_id;\n)( +uint64_t epoch;\n)", r"\2\1"),
+    "result_order": (r"( +uint64_t service_us;\n)( +uint64_t queue_us;\n)", r"\2\1"),
+    "checksum_place": (
+        r"( +uint32_t generation;\n)( +uint32_t checksum;\n)",
+        r"\2\1",
+    ),
+    "request_size": (r"zeros\[40\]", "zeros[104]"),
+}
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The working tree with its compiled modules."""
+    clone = tmp_path_factory.mktemp("clone")
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, check=True, capture_output=True, text=True,
+    ).stdout.splitlines()  # fmt: skip
+    compiled = [str(path.relative_to(ROOT)) for path in ROOT.glob("*/**/*.abi3.so")]
+    for name in (*listed, *compiled):
+        if (ROOT / name).is_file() and not name.startswith("."):
+            (clone / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, clone / name)
+    return clone
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_number_changes_it_everywhere(clone: Path, change: str) -> None:
+    former = (ROOT / HEADER).read_text()
+    changed, count = re.subn(*CHANGES[change], former)
+    assert count > 0, "the header says something else"
+    (clone / HEADER).write_text(changed)
+    build = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
+    subprocess.run(build, cwd=clone, check=True, timeout=300, capture_output=True)
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+    ran = subprocess.run(
+        [*command, "--deselect", PINNED, *TESTS],
+        cwd=clone,
+        env=os.environ | {"PYTHONPATH": str(clone)},
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout[-4000:]
