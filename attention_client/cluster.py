@@ -21,7 +21,6 @@ import torch
 
 from attention_client.connections.deadlines import HedgeBudget
 from attention_client.connections.server_connections import ServerConnections
-from attention_client.connections.transports import TRANSPORTS
 from attention_client.dispatch import dispatch_policy
 from attention_client.layer_call.call import ClusterView, Dispatcher
 from attention_client.layer_call.calls import LayerCalls, RemoteCall
@@ -29,6 +28,7 @@ from attention_client.layer_call.expert_attribution import ExpertAttribution
 from attention_client.placement_adoption import PlacementSwitch
 from attention_client.telemetry.metrics import ClientMetrics
 from attention_client.telemetry.tracing import LayerTraces
+from eaas import transports
 from eaas.config import HOLD_BACK_S, AttentionClientConfig
 from eaas.control_plane.placement_watch import PlacementWatch
 from eaas.errors import ClusterError
@@ -44,6 +44,7 @@ from eaas.types import Member, MemberState, ModelShape, Placement, Role
 __all__ = ["Cluster"]
 
 _log = get_logger(__name__)
+_TRANSPORTS = transports.names()
 # A process may hold several models, and each is a separate member of the cluster.
 _numbers = itertools.count()
 
@@ -361,7 +362,7 @@ class Cluster:
             connections = self._servers.all()
             self.metrics.connections.set(len(connections))
             by_transport = Counter(connection.transport for connection in connections)
-            for transport in TRANSPORTS:
+            for transport in _TRANSPORTS:
                 self.metrics.transports.labels(transport).set(by_transport[transport])
             self._changed.notify_all()
 

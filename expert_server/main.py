@@ -52,7 +52,7 @@ from expert_server.load_report.hotness import HotnessHandler
 from expert_server.loop.liveness import Watchdog
 from expert_server.loop.loop import ServeLoop
 from expert_server.loop.tracing import BatchTraces
-from expert_server.service import ROLES, SERVICE, ExpertService, add_expert_service, transports
+from expert_server.service import ROLES, SERVICE, ExpertService, add_expert_service
 from expert_server.transports.slot_ownership import SlotTable, last_gone
 from expert_server.weights.peers import PeerReader, peer_source, serving_peers
 from expert_server.weights.reader import ExpertReader
@@ -239,7 +239,7 @@ class ExpertServer:
                 address=self._server.address,
                 state=MemberState.JOINING,
                 model=self.shape,
-                transports=transports(),
+                transports=tuple(self._service.endpoints),
                 speed=config.speed,
                 memory_bytes=memory_bytes,
                 expert_bytes=size if memory_bytes else 0,

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import grpc
 
-from eaas import versions
+from eaas import transports, versions
 from eaas.errors import SharedMemoryError
 from eaas.log import get_logger
-from eaas.one_sided import why_not
 from eaas.rpc.v1 import expert_pb2 as pb
 from eaas.types import ModelShape, Role
 from eaas.wire import Arena
-from eaas.wire.arena import machine_id
 from eaas.wire.header import result_length, slot_sizes
 from expert_server.experts.placements import PlacementHandler
 from expert_server.load_report.hotness import HotnessHandler
-from expert_server.transports.grpc_endpoint import ExchangeHandler
-from expert_server.transports.nixl_endpoint import NixlEndpoint
+from expert_server.transports.endpoint import Endpoint
 from expert_server.transports.slot_ownership import Grant, SlotTable
 from expert_server.weights.sharing import CheckpointSharer
 
-__all__ = ["ROLES", "SERVICE", "ExpertService", "add_expert_service", "transports"]
+__all__ = ["ROLES", "SERVICE", "ExpertService", "add_expert_service"]
 
 _log = get_logger(__name__)
 SERVICE = "eaas.rpc.v1.ExpertService"
@@ -42,14 +38,6 @@ ROLES = (
 _CALLS = ("Connect", "Disconnect", "Drain")
 # A client may connect before this server hears of its registration.
 _UNKNOWN_S = 5.0
-
-
-def transports() -> tuple[str, ...]:
-    """Names of the transports to this server's slots, nixl only if it works here. Clients choose from them.
-
-    The server registers them with the monitor, and Connect refuses all others.
-    """
-    return ("shm", "grpc") if why_not() else ("shm", "grpc", "nixl")
 
 
 class ExpertService:
@@ -85,9 +73,11 @@ class ExpertService:
         self.hotness = hotness
         self._on_drain = on_drain
         self._living_clients = living_clients
-        self.exchange = ExchangeHandler(arena, table)
-        self._nixl = NixlEndpoint(arena, table)
-        self._transports = transports()
+        # Of the transports that this server registers with the monitor, and from which clients choose.
+        self.endpoints: dict[str, Endpoint] = {
+            name: transports.load(transport.server)(arena, table)
+            for name, transport in transports.usable().items()
+        }
 
     def Connect(
         self, request: pb.ConnectRequest, context: grpc.ServicerContext
@@ -97,7 +87,8 @@ class ExpertService:
         The call is aborted if the client does not fit this server, or no run is free.
         """
         self._check(request, context)
-        self._nixl.supersede(request.client_id, request.client_incarnation)
+        for endpoint in self.endpoints.values():
+            endpoint.supersede(request.client_id, request.client_incarnation)
         grant = self._grant(request, context)
         living = self._living_clients() if grant is None else None
         # Slots of clients that are not live members go to a live one.
@@ -110,7 +101,6 @@ class ExpertService:
                 "raise expert_server.slots or lower attention_client.slots",
             )
         assert grant is not None  # abort raises
-        shared = request.transport == "shm"
         return pb.ConnectResponse(
             connection_id=grant.connection_id,
             generation=grant.generation,
@@ -121,11 +111,8 @@ class ExpertService:
             slot_count=self._arena.slots,
             payload_capacity=grant.payload_capacity,
             result_capacity=grant.result_capacity,
-            arena_pid=os.getpid() if shared else 0,
-            arena_fd=self._arena.fd if shared else 0,
-            arena_bytes=self._arena.size if shared else 0,
             epoch=self.placements.epoch,
-            machine=machine_id() if shared else "",
+            **self.endpoints[request.transport].describe(),
         )
 
     def _grant(self, request: pb.ConnectRequest, context: grpc.ServicerContext) -> Grant | None:
@@ -160,10 +147,10 @@ class ExpertService:
         if refusal is not None:
             context.set_trailing_metadata(refusal.trailing)
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, refusal.details)
-        if request.transport not in self._transports:
+        if request.transport not in self.endpoints:
             context.abort(
                 grpc.StatusCode.INVALID_ARGUMENT,
-                f"transport {request.transport!r}; this server has {', '.join(self._transports)}",
+                f"transport {request.transport!r}; this server has {', '.join(self.endpoints)}",
             )
         if request.model_digest != self._shape.digest:
             context.abort(
@@ -185,19 +172,15 @@ class ExpertService:
         self, request: pb.DisconnectRequest, context: grpc.ServicerContext
     ) -> pb.DisconnectResponse:
         """Free the slots of a connection that its client gives up; requests in them are dropped."""
-        self._nixl.leave(request.connection_id)
+        for endpoint in self.endpoints.values():
+            endpoint.leave(request.connection_id)
         self._table.revoke(request.connection_id)
         return pb.DisconnectResponse()
 
-    def Join(
-        self, request_iterator: Iterator[pb.JoinRequest], context: grpc.ServicerContext
-    ) -> Iterator[pb.JoinResponse]:
-        """Serve the stream that sets up a client's nixl transport; the connection ends with the stream."""
-        return self._nixl.join(request_iterator, context)
-
     def close(self) -> None:
-        """End the nixl connections and the readers for peers, before the arena is closed."""
-        self._nixl.close()
+        """End the transports' connections and the readers for peers, before the arena is closed."""
+        for endpoint in self.endpoints.values():
+            endpoint.close()
         self.sharer.close()
 
     def Drain(self, request: pb.DrainRequest, context: grpc.ServicerContext) -> pb.DrainResponse:
@@ -209,7 +192,7 @@ class ExpertService:
 def add_expert_service(service: ExpertService, server: grpc.Server) -> None:
     """Register the service's methods on a gRPC server, at start.
 
-    Exchange and ReadShard send plain bytes, to skip protobuf's copies.
+    ReadShard sends plain bytes, to skip protobuf's copies.
     """
     handlers: dict[str, Any] = {
         name: grpc.unary_unary_rpc_method_handler(
@@ -225,13 +208,10 @@ def add_expert_service(service: ExpertService, server: grpc.Server) -> None:
         )
         for name in names
     }
-    handlers["Join"] = grpc.stream_stream_rpc_method_handler(
-        service.Join, pb.JoinRequest.FromString, pb.JoinResponse.SerializeToString
-    )
     handlers["ReadShard"] = grpc.unary_stream_rpc_method_handler(
         service.sharer.ReadShard,
         pb.ReadShardRequest.FromString,
     )
-    server.add_generic_rpc_handlers(
-        (grpc.method_handlers_generic_handler(SERVICE, handlers), service.exchange)
-    )
+    ours = grpc.method_handlers_generic_handler(SERVICE, handlers)
+    others = (handler for endpoint in service.endpoints.values() for handler in endpoint.handlers())
+    server.add_generic_rpc_handlers((ours, *others))

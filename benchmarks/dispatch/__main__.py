@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.dispatch.plan import SLOTS, Plan
+from eaas import transports
 from eaas.cores import usable_cores
 from eaas.errors import ConfigError
 from eaas.garbage_collection import collector_off
@@ -59,12 +60,10 @@ def main(
     as_json: Json = False,
 ) -> None:
     """Measure the data plane: layer calls without compute, against the same copies in C."""
-    with collector_off():
-        from expert_server.service import transports
-
     end_on_sigterm()
+    usable = tuple(transports.usable())
     plan = Plan(
-        transports=known("--transport", transport or transports(), transports()),
+        transports=known("--transport", transport or usable, usable),
         hidden=once(numbers("--hidden", hidden)),
         tokens=tuple(sorted(set(numbers("--tokens", tokens)))),
         rounds=rounds,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -18,7 +18,9 @@ from pydantic_settings import (
 )
 
 from eaas.config.explanations import BETWEEN, PREFIX
+from eaas.errors import ConfigError
 from eaas.hub_cache import model_name
+from eaas.transports import AUTO, known
 
 __all__ = [
     "GPU_NUMBER",
@@ -52,6 +54,16 @@ Port = Annotated[int, Field(ge=0, le=65_535)]
 def _on_off(value: object) -> object:
     """Map booleans to "on" and "off", because YAML reads a bare on or off as a boolean."""
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
+
+def _transport(name: str) -> str:
+    """Check the name of a transport."""
+    if name != AUTO:
+        try:
+            known(name)
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
+    return name
 
 
 class _Section(BaseModel):
@@ -423,10 +435,10 @@ class AttentionClientConfig(_Section):
     health_port: Port = Field(
         0, description="Port for HTTP probes (/health, /live), without TLS; 0 disables it."
     )
-    transport: Literal["auto", "shm", "grpc", "nixl"] = Field(
-        "auto",
-        description="Transport to each server. auto: shm where the client can map a server's memory "
-        "(same machine, pid namespace and user), else grpc.",
+    transport: Annotated[str, AfterValidator(_transport)] = Field(
+        AUTO,
+        description="Transport to each server: shm, grpc, nixl or one of another package. auto: shm where "
+        "the client can map a server's memory (same machine, pid namespace and user), else grpc.",
     )
     threads: int = Field(
         0,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from eaas import transports
 from eaas.checkpoint.source import local_directory
 from eaas.config.environment import ENDPOINT_VARIABLE
 from eaas.errors import ConfigError
@@ -63,7 +64,8 @@ DemoModel = Annotated[
         show_default="a demo checkpoint",
     ),
 ]
-Transport = Annotated[str, typer.Option(help="Transport to the servers: auto, shm, grpc or nixl.")]
+_TRANSPORTS = f"Transport to each server: auto, {', '.join(transports.names())}."
+Transport = Annotated[str, typer.Option(help=_TRANSPORTS)]
 ConfigFile = Annotated[
     Path | None,
     typer.Option("--config", help="cluster.yaml: settings of every role.", show_default=False),
@@ -189,7 +191,7 @@ _SETTINGS: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "quantization": (str, "Weights in memory: none, int8 or int4.", {}),
     "slots": (int, "Slots of the arena, for all clients together.", {}),
     "slot_tokens": (int, "Tokens that one slot holds.", {}),
-    "transport": (str, "Transport to each server: auto, shm, grpc or nixl.", {}),
+    "transport": (str, _TRANSPORTS, {}),
     "operator_page": (bool, "Show buttons on the dashboard that kill and start servers.", {}),
     "api_key_file": (
         str,

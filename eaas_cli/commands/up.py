@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from eaas import transports
 from eaas.checkpoint.source import local_directory
 from eaas.counted import counted
 from eaas.errors import ClusterError, ConfigError, EaasError
@@ -55,7 +56,7 @@ _FILES_PER_SERVER = 16
 @with_settings(
     {
         "transport": (
-            "Transport to each server: auto (shm where possible), shm, grpc or nixl.",
+            f"Transport to each server: auto (shm where possible), {', '.join(transports.names())}.",
             "auto",
         ),
         "host": ("Address of the endpoint.", "127.0.0.1"),

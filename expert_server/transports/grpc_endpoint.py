@@ -1,51 +1,45 @@
 """The expert server's end of the grpc transport: copies requests into the arena and results out of it.
 
-To the loop it is one more client: it changes flags as a client on the same host does. A stream and its grant
-end together. A frame for a slot that is not free ends the connection, and gRPC reads one frame ahead at most,
-so the slots bound the memory of requests under way.
+A stream and its grant end together. A frame for a slot that is not free ends the connection, and gRPC reads
+one frame ahead at most, so the slots bound the memory of requests under way.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import grpc
 
 from eaas.log import get_logger
-from eaas.wire import Arena, RequestHeader, ResultHeader, SlotState
-from eaas.wire.frame import EXCHANGE, REQUEST_FRAMES, RESPONSE_FRAMES, Frame, paste
-from eaas.wire.slot import DOORBELL, REQUEST_HEADER_BYTES
+from eaas.wire import Arena
+from eaas.wire.frame import EXCHANGE, REQUEST_FRAMES, RESPONSE_FRAMES
+from expert_server.transports.endpoint import Endpoint, copy_answers, copy_request
 from expert_server.transports.slot_ownership import Grant, SlotTable
 
-__all__ = ["ExchangeHandler"]
+__all__ = ["GrpcEndpoint"]
 
 _log = get_logger(__name__)
-_ANSWERED = SlotState.DONE.mask | SlotState.OFFLINE.mask
-# Longest sleep of a stream without answers. Answers and the end of the grant wake it at once.
-_IDLE_US = 60_000_000
 
 
-class ExchangeHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Serves `ExpertService.Exchange`, the stream of requests and answers of a remote client.
+class GrpcEndpoint(Endpoint):
+    """Serves `ExpertService.Exchange`, the stream of requests and answers of a remote client."""
 
-    The generated handler would copy each frame twice more in each direction.
+    def handlers(self) -> Sequence[grpc.GenericRpcHandler]:
+        """Return the handler of Exchange. The generated one would copy each frame twice more each way."""
+        return (_Exchange(lambda: _Stream(self._arena, self._table)),)
 
-    Args:
-        arena: The server's arena.
-        table: Slot ownership.
-    """
 
-    def __init__(self, arena: Arena, table: SlotTable) -> None:
-        self._arena = arena
-        self._table = table
+class _Exchange(grpc.GenericRpcHandler):  # type: ignore[misc]
+    def __init__(self, stream: Callable[[], _Stream]) -> None:
+        self._stream = stream
 
     def service(self, handler_call_details: Any) -> Any:
-        """For gRPC, at each call: return a handler for one new Exchange stream; None for other methods."""
+        """Return a handler for one new stream; None for other methods."""
         if handler_call_details.method != EXCHANGE:
             return None
-        stream = _Stream(self._arena, self._table)
+        stream = self._stream()
         return grpc.stream_stream_rpc_method_handler(stream.serve, stream.receive)
 
 
@@ -78,34 +72,12 @@ class _Stream:
             if self._grant is None:
                 self._grant = self._table.get(frame.connection_id)
             elif not self._refusal:
-                self._refusal = self._write(self._grant, frame)
+                self._refusal = copy_request(
+                    self._arena, self._table, self._grant, frame.slot, frame.data
+                )
         except ValueError as error:
             self._refusal = str(error)
         return self._grant is not None and not self._refusal
-
-    def _write(self, grant: Grant, frame: Frame) -> str:
-        """Write a request frame into its slot, and wake the loop.
-
-        Returns the reason for refusing the frame, which ends the stream, or an empty string.
-        """
-        arena, data = self._arena, frame.data
-        capacity = REQUEST_HEADER_BYTES + grant.payload_capacity
-        if frame.slot >= grant.slots or not REQUEST_HEADER_BYTES <= len(data) <= capacity:
-            return f"slot {frame.slot} of {grant.slots}, {len(data)} bytes of {capacity}"
-        # After a short frame, the loop would compute with the end of an earlier payload.
-        wanted = RequestHeader.unpack_from(data, 0).end
-        if wanted != len(data):
-            return f"{len(data)} bytes where the header says {wanted}"
-        slot = grant.first_slot + frame.slot
-        with self._table.copying(grant) as valid:
-            if not valid:
-                return ""  # `_answers` also notices this and ends the stream.
-            if arena.flags.load(slot) != SlotState.FREE:
-                return f"slot {frame.slot} is not free"
-            paste(arena.buffer, arena.request_offset(slot), data)
-            if arena.client_write_done(slot):
-                arena.flags.ring(DOORBELL)
-        return ""
 
     # -- out, by the call's own thread ----------------------------------------------------------------
 
@@ -120,7 +92,7 @@ class _Stream:
         ).start()
         # gRPC may abandon this generator when the client disconnects; the callback then revokes the grant.
         if context.add_callback(lambda: self._table.revoke(grant.connection_id)):
-            yield from self._answers(grant)
+            yield from copy_answers(self._arena, self._table, grant, RESPONSE_FRAMES.encode)
         self._table.revoke(grant.connection_id)
         if self._refusal:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, self._refusal)
@@ -135,32 +107,3 @@ class _Stream:
             _log.debug("%s: stream ended: %s", grant.client_id, error)
         finally:
             self._table.revoke(grant.connection_id)
-
-    def _answers(self, grant: Grant) -> Iterator[bytes]:
-        """Yield frames with the loop's results, for gRPC to send, until the grant is revoked."""
-        flags = self._arena.flags
-        while True:
-            seen = flags.seq(grant.reply_bell)
-            with self._table.copying(grant) as valid:
-                if not valid:
-                    return
-                frames = self._collect(grant)
-            if frames:
-                yield from frames
-                continue
-            flags.wait(
-                grant.first_slot, grant.slots, _ANSWERED, grant.reply_bell, seen, 0, _IDLE_US
-            )
-
-    def _collect(self, grant: Grant) -> list[bytes]:
-        """Copy the computed results into frames, and free their slots for the client's next requests."""
-        arena = self._arena
-        frames = []
-        for slot in arena.flags.scan(grant.first_slot, grant.slots, SlotState.DONE.mask):
-            offset = arena.result_offset(slot)
-            end = offset + ResultHeader.unpack_from(arena.buffer, offset).end
-            frame = RESPONSE_FRAMES.encode(slot - grant.first_slot, arena.buffer, offset, end)
-            # Free before the answer is sent, because the client may use this slot once it has the answer.
-            if arena.client_free(slot):
-                frames.append(frame)
-        return frames

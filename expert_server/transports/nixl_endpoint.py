@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -26,6 +26,7 @@ from eaas.one_sided.slots import READY, SlotMemory, pack_note, slot_spans, unpac
 from eaas.rpc.v1 import expert_pb2 as pb
 from eaas.wire import Arena, RequestHeader, ResultHeader, SlotState
 from eaas.wire.slot import DOORBELL, REQUEST_HEADER_BYTES
+from expert_server.transports.endpoint import Endpoint
 from expert_server.transports.slot_ownership import Grant, SlotTable
 
 __all__ = ["GRACE_S", "NixlEndpoint"]
@@ -63,23 +64,25 @@ class _Peer:
 _ServerAgent = Agent[tuple[_Peer, int, int]]
 
 
-class NixlEndpoint:
-    """Serves `ExpertService.Join`, for clients of the nixl transport. The first one starts NIXL.
-
-    Args:
-        arena: The server's arena.
-        table: Slot ownership.
-    """
+class NixlEndpoint(Endpoint):
+    """Serves `ExpertService.Join`, for clients of the nixl transport. The first one starts NIXL."""
 
     def __init__(self, arena: Arena, table: SlotTable) -> None:
-        self._arena = arena
-        self._table = table
+        super().__init__(arena, table)
         self._lock = threading.RLock()
         self._agent: _ServerAgent | None = None
         self._poller: Poller | None = None
         self._peers: dict[str, _Peer] = {}
         # Reserved slots: end of the reservation, grant, and the stack that releases them.
         self._held: list[tuple[float, Grant, ExitStack]] = []
+
+    def handlers(self) -> Sequence[grpc.GenericRpcHandler]:
+        """Return the handler of Join."""
+        join = grpc.stream_stream_rpc_method_handler(
+            self.join, pb.JoinRequest.FromString, pb.JoinResponse.SerializeToString
+        )
+        service = pb.DESCRIPTOR.services_by_name["ExpertService"].full_name
+        return (grpc.method_handlers_generic_handler(service, {"Join": join}),)
 
     # -- joining and leaving --------------------------------------------------------------------------
 

@@ -14,9 +14,11 @@ from eaas.rpc.v1 import common_pb2
 from eaas.rpc.v1 import expert_pb2 as pb
 from eaas.spares import SpareReplicas, holdings, places
 from eaas.wire import Arena, SlotState
+from eaas.wire.frame import RESPONSE_FRAMES
 from eaas.wire.header import WireDtype, payload_layout, result_length
 from expert_server.experts.placements import PlacementHandler
 from expert_server.loop.loop import ServeLoop
+from expert_server.transports.endpoint import collect_answers
 from expert_server.transports.grpc_endpoint import _Stream
 from expert_server.transports.slot_ownership import SlotTable
 from sim_clock import demand
@@ -259,7 +261,8 @@ class Stream:
     def answer(self) -> None:
         """Send the loop's results from the server."""
         with self.server.table.copying(self.grant) as lives:
-            frames = self.far._collect(self.grant) if lives else None
+            arena = self.server.arena
+            frames = collect_answers(arena, self.grant, RESPONSE_FRAMES.encode) if lives else None
         if frames is None:
             self.break_soon("the connection is over")
             return

@@ -14,6 +14,7 @@ import pytest
 import typer
 from pydantic import BaseModel
 
+from eaas import transports
 from eaas.config.settings import ClusterConfig
 from eaas_cli.commands import app
 
@@ -177,6 +178,8 @@ def test_every_module_has_a_user_other_than_tests() -> None:
         )
         for value in group.values()
     }
+    ends = [transports.known(name) for name in transports.names()]
+    entries |= {place.partition(":")[0] for end in ends for place in (end.client, end.server)}
     used = set(entries)
     for name, tree in TREES.items():
         used |= {other for other in (*imports_of(tree), *started_by_name(tree)) if other != name}

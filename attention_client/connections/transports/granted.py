@@ -9,8 +9,9 @@ import grpc
 from eaas.log import get_logger
 from eaas.rpc.v1 import expert_pb2 as pb
 from eaas.rpc.v1.expert_pb2_grpc import ExpertServiceStub
-from eaas.wire import Arena
-from eaas.wire.slot import reply_bell
+from eaas.wire import Arena, RequestHeader, SlotState
+from eaas.wire.frame import paste
+from eaas.wire.slot import RESULT_HEADER_BYTES, reply_bell
 
 __all__ = ["MirrorLink", "disconnect", "mirror_arena"]
 
@@ -19,7 +20,7 @@ _DEADLINE_S = 1.0
 
 
 def mirror_arena(granted: pb.ConnectResponse, most_bytes: int | None = None) -> Arena:
-    """Make an arena in the client's private memory with the granted slots, for `grpc` and `nixl`.
+    """Make an arena in the client's private memory with the granted slots, for transports that copy slots.
 
     The slots are numbered from 0 and get the grant's generation.
 
@@ -58,6 +59,27 @@ class MirrorLink:
         self._connection_id = granted.connection_id
         self._on_lost = on_lost
         self._service = ExpertServiceStub(channel)
+
+    def request_span(self, slot: int) -> tuple[int, int]:
+        """Where a written request begins and ends in the arena. Raises ValueError after the arena's end."""
+        offset = self.arena.request_offset(slot)
+        return offset, offset + RequestHeader.unpack_from(self.arena.buffer, offset).end
+
+    def deliver(self, slot: int, data: memoryview) -> str:
+        """Copy an answer, header and result, into its slot and wake its layer call.
+
+        Returns:
+            Why the answer does not fit, which must end the connection; an empty string if it does.
+        """
+        capacity = RESULT_HEADER_BYTES + self.arena.result_capacity
+        if slot >= self.slots or not RESULT_HEADER_BYTES <= len(data) <= capacity:
+            return f"slot {slot} of {self.slots}, {len(data)} bytes of {capacity}"
+        if self.arena.flags.load(slot) != SlotState.WRITTEN:
+            return f"an answer in slot {slot}, which has no request"
+        paste(self.arena.buffer, self.arena.result_offset(slot), data)
+        self.arena.server_done(slot)
+        self.arena.flags.ring(self.reply_bell)
+        return ""
 
 
 def disconnect(service: ExpertServiceStub, connection_id: str) -> bool:

@@ -16,9 +16,7 @@ import grpc
 from attention_client.connections.transports.granted import MirrorLink, disconnect
 from eaas.net.grpc_client import MESSAGE_BYTES
 from eaas.rpc.v1 import expert_pb2 as pb
-from eaas.wire import RequestHeader, SlotState
-from eaas.wire.frame import EXCHANGE, REQUEST_FRAMES, RESPONSE_FRAMES, paste
-from eaas.wire.slot import RESULT_HEADER_BYTES
+from eaas.wire.frame import EXCHANGE, REQUEST_FRAMES, RESPONSE_FRAMES
 
 __all__ = ["GrpcLink"]
 
@@ -62,9 +60,8 @@ class GrpcLink(MirrorLink):
         yield pb.ExchangeRequest(connection_id=self._connection_id).SerializeToString()
         for slot in iter(self._outbox.get, None):
             try:
-                offset = self.arena.request_offset(slot)
-                header = RequestHeader.unpack_from(self.arena.buffer, offset)
-                frame = REQUEST_FRAMES.encode(slot, self.arena.buffer, offset, offset + header.end)
+                span = self.request_span(slot)
+                frame = REQUEST_FRAMES.encode(slot, self.arena.buffer, *span)
             except ValueError:  # The arena was closed, because gRPC does not wait for this thread.
                 return
             yield frame
@@ -91,14 +88,6 @@ class GrpcLink(MirrorLink):
         """
         try:
             slot, data, _ = RESPONSE_FRAMES.decode(message)
-            capacity = RESULT_HEADER_BYTES + self.arena.result_capacity
-            if slot >= self.slots or not RESULT_HEADER_BYTES <= len(data) <= capacity:
-                return f"slot {slot} of {self.slots}, {len(data)} bytes of {capacity}"
-            if self.arena.flags.load(slot) != SlotState.WRITTEN:
-                return f"an answer in slot {slot}, which has no request"
-            paste(self.arena.buffer, self.arena.result_offset(slot), data)
-            self.arena.server_done(slot)
-            self.arena.flags.ring(self.reply_bell)
+            return self.deliver(slot, data)
         except ValueError as error:
             return str(error)
-        return ""

@@ -23,7 +23,7 @@ from eaas.log import get_logger
 from eaas.one_sided import Agent, Poller, Region, nixl_version
 from eaas.one_sided.slots import READY, SlotMemory, pack_note, slot_spans, unpack_note
 from eaas.rpc.v1 import expert_pb2 as pb
-from eaas.wire import Arena, RequestHeader, SlotState
+from eaas.wire import Arena, SlotState
 
 __all__ = ["open_nixl"]
 
@@ -129,8 +129,8 @@ class _OneSidedLink(MirrorLink):
     # -- exchange -------------------------------------------------------------------------------------
 
     def kick(self, slot: int) -> None:
-        offset = self.arena.request_offset(slot)
-        length = RequestHeader.unpack_from(self.arena.buffer, offset).end
+        begin, end = self.request_span(slot)
+        length = end - begin
         self._asked.add(slot)
         silent_s = time.monotonic() - self._spoke_at
         self._spoke_at = time.monotonic()

@@ -15,7 +15,7 @@ from eaas.wire import Arena
 from eaas.wire.arena import machine_id
 from eaas.wire.slot import DOORBELL
 
-__all__ = ["SharedLink"]
+__all__ = ["SharedLink", "open_shared"]
 
 
 class SharedLink:
@@ -76,3 +76,16 @@ def _attach(granted: pb.ConnectResponse) -> Arena:
         arena.close()
         raise ConnectionLostError(f"process {granted.arena_pid} is another process here")
     return arena
+
+
+def open_shared(
+    granted: pb.ConnectResponse, channel: grpc.Channel, on_lost: Callable[[str], None]
+) -> SharedLink:
+    """Open a shm link, or say what the transport needs (see `Opener`)."""
+    try:
+        return SharedLink(granted, channel, on_lost)
+    except (ConnectionLostError, SharedMemoryError) as error:
+        raise type(error)(
+            f"{error}; transport shm needs server and client on one host, in one container and "
+            "as one user: run them so, or give the client --transport auto"
+        ) from error

@@ -28,7 +28,7 @@ class ConnectRequest(_message.Message):
     def __init__(self, client_id: _Optional[str] = ..., client_incarnation: _Optional[int] = ..., protocol_version: _Optional[int] = ..., transport: _Optional[str] = ..., slots: _Optional[int] = ..., hidden_size: _Optional[int] = ..., model_digest: _Optional[str] = ..., slot_tokens: _Optional[int] = ...) -> None: ...
 
 class ConnectResponse(_message.Message):
-    __slots__ = ("connection_id", "generation", "server_incarnation", "first_slot", "slots", "reply_bell", "slot_count", "payload_capacity", "result_capacity", "arena_pid", "arena_fd", "arena_bytes", "epoch", "machine")
+    __slots__ = ("connection_id", "generation", "server_incarnation", "first_slot", "slots", "reply_bell", "slot_count", "payload_capacity", "result_capacity", "arena_pid", "arena_fd", "arena_bytes", "epoch", "machine", "hello")
     CONNECTION_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     SERVER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -43,6 +43,7 @@ class ConnectResponse(_message.Message):
     ARENA_BYTES_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     MACHINE_FIELD_NUMBER: _ClassVar[int]
+    HELLO_FIELD_NUMBER: _ClassVar[int]
     connection_id: str
     generation: int
     server_incarnation: int
@@ -57,7 +58,8 @@ class ConnectResponse(_message.Message):
     arena_bytes: int
     epoch: int
     machine: str
-    def __init__(self, connection_id: _Optional[str] = ..., generation: _Optional[int] = ..., server_incarnation: _Optional[int] = ..., first_slot: _Optional[int] = ..., slots: _Optional[int] = ..., reply_bell: _Optional[int] = ..., slot_count: _Optional[int] = ..., payload_capacity: _Optional[int] = ..., result_capacity: _Optional[int] = ..., arena_pid: _Optional[int] = ..., arena_fd: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., epoch: _Optional[int] = ..., machine: _Optional[str] = ...) -> None: ...
+    hello: bytes
+    def __init__(self, connection_id: _Optional[str] = ..., generation: _Optional[int] = ..., server_incarnation: _Optional[int] = ..., first_slot: _Optional[int] = ..., slots: _Optional[int] = ..., reply_bell: _Optional[int] = ..., slot_count: _Optional[int] = ..., payload_capacity: _Optional[int] = ..., result_capacity: _Optional[int] = ..., arena_pid: _Optional[int] = ..., arena_fd: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., epoch: _Optional[int] = ..., machine: _Optional[str] = ..., hello: _Optional[bytes] = ...) -> None: ...
 
 class DisconnectRequest(_message.Message):
     __slots__ = ("connection_id",)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -23,14 +24,28 @@ from transport_bench import (
 NIXL = pytest.param("nixl", marks=pytest.mark.skipif(bool(why_not()), reason=why_not()))
 
 
-@pytest.fixture(params=["shm", "grpc", NIXL])
+@pytest.fixture(scope="session", autouse=True)
+def tcp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A package with transport `tcp`."""
+    folder = tmp_path_factory.mktemp("installed")
+    info = folder / "tcp_transport-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tcp-transport\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[eaas.transports]\ntcp = tcp_transport:TCP\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        patch.setenv("PYTHONPATH", os.pathsep.join((str(folder), os.environ.get("PYTHONPATH", ""))))
+        yield
+
+
+@pytest.fixture(params=["shm", "grpc", "tcp", NIXL])
 def client(request: pytest.FixtureRequest) -> Iterator[Client]:
     torch.set_num_threads(1)
     client = Client(request.param)
     yield client
     for connection in client.connections:
         connection.close()
-    eventually(lambda: not threads("grpc-link", "nixl-link", "joined"))
+    eventually(lambda: not threads("grpc-link", "tcp-link", "nixl-link", "joined"))
 
 
 @pytest.fixture

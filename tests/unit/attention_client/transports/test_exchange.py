@@ -10,10 +10,10 @@ import torch
 
 from attention_client.connections.messages import WIRE_DTYPES
 from attention_client.connections.transports import opener
+from eaas import transports
 from eaas.errors import ConfigError, ConnectionLostError, SlotsBusyError, WrongRequestError
 from eaas.one_sided import why_not
 from eaas.wire.slot import Status
-from expert_server.service import transports
 from transport_bench import (
     EXPERTS,
     LARGE,
@@ -36,7 +36,7 @@ def test_nixl_without_its_package_names_the_remedy(monkeypatch: pytest.MonkeyPat
     try:
         with pytest.raises(ConfigError, match=r"^transport nixl: .*; pip install '.*\[nixl\]'$"):
             opener("nixl")
-        assert "nixl" not in transports()
+        assert "nixl" not in transports.usable()
     finally:
         why_not.cache_clear()
 
