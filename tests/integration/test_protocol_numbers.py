@@ -15,7 +15,12 @@ pytestmark = [pytest.mark.integration, pytest.mark.nightly, pytest.mark.timeout(
 
 ROOT = Path(__file__).parents[2]
 HEADER = Path("eaas/wire/protocol.h")
-TESTS = ("tests/unit/eaas/wire", "tests/unit/attention_client/exchange", "tests/unit/expert_server")
+SERVER = (ROOT / "tests/unit/expert_server").glob("test_*.py")
+TESTS = (
+    "tests/unit/eaas/wire",
+    "tests/unit/attention_client/exchange",
+    *(str(path.relative_to(ROOT)) for path in SERVER),
+)
 # It pins the protocol's bytes.
 PINNED = "tests/unit/eaas/wire/test_slot.py::test_the_layout_equals_the_documentation"
 

@@ -211,7 +211,7 @@ def test_the_same_process_gets_its_slots_again_and_another_waits(
     peer.join()
     peer.stream.cancel()
     eventually(lambda: not endpoint.table.clients())
-    endpoint.service._nixl.supersede("client", 1 if same_process else 2)
+    endpoint.service.endpoints["nixl"].supersede("client", 1 if same_process else 2)
     assert (endpoint.table.grant("client", 2, 4) is not None) == same_process
     peer.end()
 
