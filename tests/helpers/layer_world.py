@@ -175,6 +175,14 @@ class Call:
         inputs = LayerInput.of(0, self.x_TH, self.scores_TK)
         return LayerCall(self.shared, inputs, self.ids_TK, self.wanted_TK).run()
 
+    def check(self) -> None:
+        """Run, and compare with the right sum."""
+        assert torch.equal(self.run(), self.expected())
+
+    def expected(self) -> torch.Tensor:
+        weight_T = ((self.ids_TK + 1) * self.scores_TK * self.wanted_TK).sum(axis=1)
+        return self.x_TH * torch.from_numpy(weight_T.astype(np.float32))[:, None]
+
     @property
     def metrics(self) -> ClientMetrics:
         return self.shared.metrics
@@ -211,13 +219,23 @@ def call_of(
     return Call(**(given | changes))
 
 
-def expected_of(call: Call) -> torch.Tensor:
-    weight_T = ((call.ids_TK + 1) * call.scores_TK * call.wanted_TK).sum(axis=1)
-    return call.x_TH * torch.from_numpy(weight_T.astype(np.float32))[:, None]
-
-
 IDS = np.array([[0, 1], [1, 2], [2, 3], [3, 0]])
 BOTH = np.ones((2, 4))
+
+
+def call_to(
+    connections: list[FakeConnection],
+    holds_SE: np.ndarray = BOTH,
+    ids_TK: np.ndarray = IDS,
+    *,
+    prefers_first: bool = False,
+    **changes: Any,
+) -> Call:
+    """A call to servers that keep their experts; `prefers_first`: the others only replace the first."""
+    world, view = connections[0].world, view_of(connections, holds_SE)
+    if prefers_first:
+        view.placement.shares_LSE[0, 1:] *= 1e-6
+    return call_of(world, FakeReplicas(world, [view]), ids_TK, **changes)
 
 
 def failovers(call: Call, reason: str) -> float:
