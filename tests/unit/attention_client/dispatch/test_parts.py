@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from attention_client.dispatch import _dispatch
@@ -29,7 +29,6 @@ def answered(draw: st.DrawFn) -> tuple[int, int, list[tuple[Part, np.ndarray]]]:
     return tokens, hidden, results
 
 
-@settings(deadline=None)
 @given(answered(), st.randoms(use_true_random=False))
 def test_combine_is_bit_exact_in_server_order(drawn, random) -> None:
     tokens, hidden, results = drawn
@@ -73,9 +72,12 @@ I64, I32, F32, F64 = np.int64, np.int32, np.float32, np.float64
 def test_combine_checks_its_arguments() -> None:
     out, part, rows = np.zeros((2, 4), F32), np.zeros((1, 4), F32), np.array([1], I64)
     _dispatch.combine(out, 2, 4, [part], [rows])
-    for wrong in (np.array([2], I64), np.array([-1], I64)):
+    for wrong in ([2], [-1]):
         with pytest.raises(IndexError, match="of 2"):
-            _dispatch.combine(out, 2, 4, [part], [wrong])
+            _dispatch.combine(out, 2, 4, [part], [np.array(wrong, I64)])
+    for wrong in ([1, 0], [1, 1]):
+        with pytest.raises(IndexError, match="after row 1"):
+            _dispatch.combine(out, 2, 4, [np.zeros((2, 4), F32)], [np.array(wrong, I64)])
     for arguments in (
         (out, 3, 4, [part], [rows]),
         (out, 2, 5, [part], [rows]),
@@ -91,10 +93,3 @@ def test_combine_checks_its_arguments() -> None:
             _dispatch.combine(*arguments)
     with pytest.raises(BufferError):
         _dispatch.combine(bytes(32), 2, 4, [], [])
-
-
-@pytest.mark.parametrize("rows", [[1, 0], [1, 1]])
-def test_combine_refuses_rows_that_do_not_ascend(rows: list[int]) -> None:
-    out, part = np.zeros((2, 4), np.float32), np.zeros((2, 4), np.float32)
-    with pytest.raises(IndexError, match="after row 1"):
-        _dispatch.combine(out, 2, 4, [part], [np.array(rows, np.int64)])

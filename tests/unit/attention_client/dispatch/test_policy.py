@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import Bounds, LinearConstraint, milp
 
@@ -92,7 +92,6 @@ def slow_servers(chunks: list, shares_SE: np.ndarray, draw: float) -> list[int |
     return server_C
 
 
-@settings(deadline=None)
 @given(drawn=situations())
 def test_a_plan_by_shares_equals_its_steps(drawn) -> None:
     ids_TK, wanted_TK, shares_SE, load, room = drawn
@@ -129,7 +128,6 @@ def test_a_plan_by_shares_equals_its_steps(drawn) -> None:
     assert (load.backlog_S == backlog_S).all()
 
 
-@settings(deadline=None)
 @given(situations())
 def test_parts_hold_each_pair_once_and_without_the_rest(drawn) -> None:
     ids_TK, wanted_TK, shares_SE, load, room = drawn
@@ -154,47 +152,17 @@ def test_parts_hold_each_pair_once_and_without_the_rest(drawn) -> None:
     assert complete == (not left_TK.any())
 
 
-@pytest.mark.parametrize("name", ["least_loaded", "weights"])
-def test_shares_hold_over_many_calls(name: str) -> None:
-    shares_SE = np.array([[0.5, 0.2], [0.5, 0.3], [0.0, 0.5]], dtype=np.float32)
-    policy, counts_SE = dispatch_policy(name), np.zeros((3, 2))
-    for call in range(2000):
-        # One expert a call, on idle servers: there is nothing to level.
-        (part,) = plan(policy, [call % 2], shares_SE)
-        counts_SE[part.server, call % 2] += 1
-    assert np.abs(counts_SE / 1000 - shares_SE).max() < 0.02
-
-
 @pytest.mark.parametrize("layers", [1, 2, 3, 4, 8, 48])
-def test_each_layer_follows_its_shares_for_any_number_of_layers(layers: int) -> None:
-    """In 40 one-token calls per layer, each server gets its share to within two calls."""
-    policy = dispatch_policy("weights")
+@pytest.mark.parametrize("name", ["least_loaded", "weights"])
+def test_each_layer_follows_its_shares_for_any_number_of_layers(name: str, layers: int) -> None:
+    """In 40 calls per layer, each of a token on idle servers, a server gets its share to within two calls."""
+    policy = dispatch_policy(name)
     shares_SE = np.array([[0.3], [0.7]], np.float32)
     first_L = np.zeros(layers)
     for call in range(40 * layers):
         layer = call % layers
         first_L[layer] += plan(policy, [0], shares_SE, layer=layer)[0].server == 0
     assert (np.abs(first_L - 40 * 0.3) <= 2).all(), first_L
-
-
-def test_least_loaded_gives_a_server_of_half_the_speed_half_the_work() -> None:
-    rate_S = np.array([1.0, 2.0, 1.0])
-    parts = plan(
-        dispatch_policy("least_loaded"),
-        [*range(60)],
-        np.full((3, 60), 1 / 3, dtype=np.float32),
-        Load(rate_S, np.zeros(3)),
-    )
-    ends = [rate_S[part.server] * part.work for part in parts]
-    assert len(ends) == 3
-    assert max(ends) / min(ends) < 1.1
-
-
-def test_least_loaded_counts_work_in_flight() -> None:
-    load = Load(np.ones(2), np.array([100.0, 0.0]))
-    shares_SE = np.full((2, 8), 0.5, dtype=np.float32)
-    parts = plan(dispatch_policy("least_loaded"), [*range(8)], shares_SE, load)
-    assert [part.server for part in parts] == [1]
 
 
 def ends_of(parts: list[Part], load: Load) -> float:
@@ -308,16 +276,6 @@ def test_pairs_are_even_where_loads_cost_nothing_and_experts_are_few_where_pairs
         else:
             # As many experts on the busiest server as any division must have.
             assert max(len(set(part.ids_RK.ravel())) for part in parts) == np.ceil(least - 1e-9)
-
-
-@pytest.mark.parametrize(("load_s", "servers"), [(100e-6, 4), (5e-6, 1)])
-def test_pairs_of_an_expert_stay_together_where_requests_cost_more(
-    load_s: float, servers: int
-) -> None:
-    load = Load(np.full(4, load_s), np.zeros(4))
-    shares_SE = np.full((4, 1), 0.25, dtype=np.float32)
-    parts = plan(dispatch_policy("least_loaded"), [0] * 4 * CHUNK_PAIRS, shares_SE, load)
-    assert len(parts) == servers
 
 
 def test_an_unknown_policy_error_lists_the_names() -> None:

@@ -161,11 +161,10 @@ def close(out: torch.Tensor, expected: torch.Tensor) -> bool:
     return torch.allclose(out.double(), expected, rtol=tolerance, atol=tolerance)
 
 
-@settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_each_sequence_has_its_own_attention(data: st.DataObject) -> None:
     lengths = data.draw(
-        st.lists(st.tuples(st.integers(0, 90), st.integers(1, 150)), min_size=1, max_size=3),
+        st.lists(st.tuples(st.integers(0, 150), st.integers(1, 70)), min_size=1, max_size=3),
         "(past, new)",
     )
     # 40 heads of one kind suffice: the expected values, in float64, take longest.
@@ -192,12 +191,12 @@ def assert_written(batch: Batch, cache: Cache) -> None:
         assert torch.equal(cache.v[rows], values[:, place].transpose(0, 1))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_heads_share_their_keys_and_values(data: st.DataObject) -> None:
     """Latent attention: a token has one row, whose first values are the values."""
     lengths = data.draw(
-        st.lists(st.tuples(st.integers(0, 90), st.integers(1, 100)), min_size=1, max_size=4),
+        st.lists(st.tuples(st.integers(0, 150), st.integers(1, 40)), min_size=1, max_size=3),
         "(past, new)",
     )
     group = data.draw(st.sampled_from([1, 3, 4, 16, 32]), "group")
@@ -212,10 +211,13 @@ def test_heads_share_their_keys_and_values(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize(
-    "lengths", [[(500, 100), (300, 1), (10, 200), (0, 1), (400, 64)], [(1000, 1)]]
+    ("lengths", "window", "v_size", "dtype"),
+    [
+        ([(500, 100), (300, 1), (10, 200), (0, 1), (400, 64)], 32, None, torch.float32),
+        ([(300, 60), (300, 1), (10, 120), (0, 1), (200, 64)], 0, 128, torch.bfloat16),
+        ([(1000, 1)], 0, None, torch.bfloat16),
+    ],
 )
-@pytest.mark.parametrize(("window", "v_size"), [(0, None), (32, None), (0, 128)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_threads_change_no_bit(
     lengths: list[tuple[int, int]], window: int, v_size: int | None, dtype: torch.dtype
 ) -> None:
@@ -224,13 +226,12 @@ def test_threads_change_no_bit(
     for threads in (1, 2, 3):
         shared_by = pool(threads)
         # The first call is alone, the second is shared, and then the sooner one.
-        for _ in range(6):
+        for _ in range(4):
             out, _ = batch.run(pool=shared_by)
             assert torch.equal(out, alone)
 
 
-@pytest.mark.parametrize("window", [0, 50, 300])
-@pytest.mark.parametrize("size", [64, 80])
+@pytest.mark.parametrize(("window", "size"), [(0, 80), (50, 64), (300, 64)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_neither_parts_nor_neighbours_change_a_bit(
     window: int, size: int, dtype: torch.dtype
@@ -243,11 +244,6 @@ def test_neither_parts_nor_neighbours_change_a_bit(
         part.q[:, :, 60 : 60 + count] = whole.q[:, :, first:end]
         part.keys[1], part.values[1] = whole.keys[0][:, :end], whole.values[0][:, :end]
         assert torch.equal(part.run()[0][:, 60 : 60 + count], out[:, first:end])
-
-
-def test_a_pool_needs_a_thread() -> None:
-    with pytest.raises(ValueError, match="0 threads"):
-        pool(0)
 
 
 # Small and large tasks, blocks of keys that are cut by windows, rows that fill no tile or only one.
@@ -292,20 +288,14 @@ def test_emulated_tiles(emulated: ModuleType, batch: Batch) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_large_scores_do_not_overflow(dtype: torch.dtype) -> None:
-    batch = Batch.random([(40, 3)], 4, 2, 64, 0, dtype)
-    batch.q *= 1000
-    out, _ = batch.run()
-    assert close(out, batch.expected())
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_scores_grow_along_the_keys(dtype: torch.dtype) -> None:
-    """What was summed before is scaled at nearly every block of keys."""
-    batch = Batch.random([(300, 240)], 4, 2, 64, 0, dtype)
-    batch.keys[0] *= torch.linspace(0, 20, 540)[:, None].to(dtype)
-    out, _ = batch.run()
-    assert close(out, batch.expected())
+def test_scores_that_are_large_or_grow_along_the_keys(dtype: torch.dtype) -> None:
+    """None overflows; what was summed before is scaled at nearly every block of keys."""
+    large = Batch.random([(40, 3)], 4, 2, 64, 0, dtype)
+    large.q *= 1000
+    growing = Batch.random([(300, 240)], 4, 2, 64, 0, dtype)
+    growing.keys[0] *= torch.linspace(0, 20, 540)[:, None].to(dtype)
+    for batch in (large, growing):
+        assert close(batch.run()[0], batch.expected())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -338,10 +328,10 @@ def test_wrong_arguments_are_refused(changes: dict[str, Any], word: str) -> None
         batch.run(**changes)
 
 
-def test_tensors_of_different_dtypes_are_refused() -> None:
+def test_other_dtypes_and_no_threads_are_refused() -> None:
     batch = Batch.random([(3, 2)], 4, 2, 16, 0, torch.float32)
     batch.q = batch.q.bfloat16()
-    cache = Cache(batch)
-    out = torch.empty(1, 2, 4, 16)
     with pytest.raises(ValueError, match="bfloat16"):
-        cache.attend(batch.q, cache.new_of(batch.keys), cache.new_of(batch.values), out)
+        batch.run()
+    with pytest.raises(ValueError, match="0 threads"):
+        pool(0)
