@@ -93,7 +93,7 @@ def test_calls_from_a_device_that_is_not_the_current_one() -> None:
             assert torch.equal(cuda.values(result_TH), wanted_TH)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.data())
 def test_calls_that_overlap_keep_their_memory_apart(data: st.DataObject) -> None:
     made = Staging()

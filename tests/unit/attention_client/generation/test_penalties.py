@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attention_client.generation.penalties import History, penalize
-from attention_client.generation.sampling import Row, choose
 from eaas.generation.sampling import Sampling
 
 VOCABULARY = 12
@@ -62,11 +61,3 @@ def test_rows_are_penalized_by_their_own_tokens(
         expected[r] = by_formula(scores_RV[r], prompt, answer, sampling)
     penalize(scores_RV, range(len(sequences)), settings, histories)
     torch.testing.assert_close(scores_RV, expected)
-
-
-def test_extreme_penalties_leave_finite_scores() -> None:
-    history = History(1)
-    history.extend([3])
-    scores_RV = torch.full((1, VOCABULARY), 5.0)
-    sampling = Sampling(temperature=1e-5, repetition_penalty=1e-300)
-    assert choose(scores_RV, [Row(sampling, 1, history)]).tolist() == [3]

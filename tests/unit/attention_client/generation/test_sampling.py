@@ -103,12 +103,6 @@ def test_a_sequence_that_moves_chooses_as_one_that_stays(moves: list[bool], seed
             there = there.moved()
 
 
-def test_a_bias_is_added_before_the_choice() -> None:
-    scores_BV = random_scores(2)
-    sampling = Sampling(logit_bias=((7, 100.0), (8, -100.0)))
-    assert chosen(scores_BV, [(sampling, 3), (GREEDY, 3)]) == [7, int(scores_BV[1].argmax())]
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_no_setting_brings_a_forbidden_token_back(temperature: float) -> None:
     scores_BV = random_scores(2)

@@ -85,7 +85,7 @@ def test_a_request_put_back_goes_first() -> None:
     assert desk.candidates(2, lambda: None)[0] == ["1", "2"]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.sampled_from(strategy_names()),
     st.integers(1, 4),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from attention_client.scheduler.predictor import Predictor, correlation
@@ -39,7 +39,6 @@ def load_of(ids_LTK: np.ndarray) -> np.ndarray:
     return load_LE.ravel()
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=80))
 def test_a_prediction_is_pairs_per_token(tokens: list[int]) -> None:
     gates = Gates()

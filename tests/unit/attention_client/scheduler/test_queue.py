@@ -26,7 +26,7 @@ def test_wrong_sizes(batch_size: int, window_size: int, named: str) -> None:
 
 
 @pytest.mark.parametrize("name", strategy_names())
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.lists(st.integers(-3, 6), max_size=60), st.integers(0, 2**32))
 def test_every_request_is_taken_once(name: str, steps: list[int], seed: int) -> None:
     """Steps: n > 0 requests arrive; 0 takes a full batch and -n at most n requests; some leave."""

@@ -39,7 +39,7 @@ def live(path: Path, name: str, seed: int, steps: list[int]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("name", strategy_names())
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 2**32), steps=st.lists(st.integers(0, 6), max_size=30))
 def test_a_replay_makes_the_same_choices(
     tmp_path_factory: pytest.TempPathFactory, name: str, seed: int, steps: list[int]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from attention_client.scheduler import strategy, strategy_names
@@ -51,7 +51,6 @@ def test_the_twelve_strategies_are_registered() -> None:
 
 
 @pytest.mark.parametrize("name", strategy_names())
-@settings(deadline=None)
 @given(windows(), st.integers(1, 9))
 def test_the_contract(name: str, window_WE: np.ndarray, batch_size: int) -> None:
     given_WE = window_WE.copy()
@@ -75,7 +74,6 @@ SCORES = {
 
 
 @pytest.mark.parametrize("name", SCORES)
-@settings(deadline=None)
 @given(windows(), st.integers(1, 9), st.booleans())
 def test_greedy_rules(name: str, window_WE: np.ndarray, batch_size: int, running: bool) -> None:
     # Variance is compared in floating point: a power of two of experts keeps it exact.
@@ -99,7 +97,6 @@ def test_best_fit_comes_nearest_to_an_even_load() -> None:
     assert select("best_fit", window_WE, 4) == wanted
 
 
-@settings(deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 12))
 def test_with_equal_totals_three_objectives_agree(seed: int, batch_size: int) -> None:
     rng = np.random.default_rng(seed)
@@ -114,7 +111,6 @@ def test_with_equal_totals_three_objectives_agree(seed: int, batch_size: int) ->
 @pytest.mark.parametrize(
     ("sampled", "full"), [(PowerOfD, "greedy_variance"), (PowerOfDDot, "greedy_dot_product")]
 )
-@settings(deadline=None)
 @given(windows())
 def test_power_of_all_is_greedy(sampled, full: str, window_WE: np.ndarray) -> None:
     every = sampled()
@@ -135,7 +131,6 @@ def test_power_of_d_considers_only_d_candidates() -> None:
     assert np.all(np.abs(seen[1:] / 4000 - 1 / 3) < 0.04)
 
 
-@settings(deadline=None)
 @given(windows(), st.integers(1, 6))
 def test_lpt_takes_the_highest_peaks(window_WE: np.ndarray, batch_size: int) -> None:
     chosen = select("lpt", window_WE, batch_size)
@@ -172,7 +167,6 @@ def slow_split(sizes_WE: np.ndarray, groups: int) -> list[list[int]]:
     return [members for members, _ in splits[0]]
 
 
-@settings(deadline=None)
 @given(windows(24), st.integers(1, 6))
 def test_differencing_equals_the_slow_method(window_WE: np.ndarray, batch_size: int) -> None:
     groups = len(window_WE) // batch_size

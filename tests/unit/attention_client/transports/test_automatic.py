@@ -66,10 +66,7 @@ def opened(client: Client, server: Server, change: Callable[[pb.ConnectResponse]
 
 def test_a_server_of_this_machine_is_reached_by_shm(auto: Client, server: Server) -> None:
     assert opened(auto, server, lambda _: None) == "shm"
-
-
-def test_a_server_that_names_no_machine_is_tried(auto: Client, server: Server) -> None:
-    """As one of an earlier release does."""
+    # One of an earlier release names no machine.
     assert opened(auto, server, lambda granted: granted.ClearField("machine")) == "shm"
 
 

@@ -84,7 +84,7 @@ def test_closing_leaves_no_thread_or_slot(client: Client, server: Server) -> Non
     for seed in range(5):  # What is made once for a process.
         one_more(seed)
     before = held()
-    for seed in range(100):
+    for seed in range(50):
         one_more(seed)
     # gRPC lets go of sockets a little later.
     eventually(lambda: all(now <= then for now, then in zip(held(), before, strict=True)))

@@ -61,13 +61,6 @@ def test_full_large_slots(client: Client, large_server: Server) -> None:
             assert right(answer(connection, ticket), request)
 
 
-def test_two_hundred_requests_in_order(client: Client, server: Server) -> None:
-    connection = client.connect(server.address)
-    for i in range(200):
-        request = some(1 + i % SLOT_TOKENS, seed=i)
-        assert right(answer(connection, send(connection, request, i % 2)), request, i % 2)
-
-
 def test_answers_in_another_order(client: Client, idle_server: Server) -> None:
     connection = client.connect(idle_server.address)
     slot_of: dict[int, int] = {}
@@ -104,22 +97,6 @@ def test_a_wrong_request_takes_no_slot(client: Client, server: Server) -> None:
     result = answer(connection, send(connection, some(1), layer=9))
     assert result.header.status == Status.INVALID_ARGUMENT
     assert connection.in_flight == 0
-
-
-def test_a_late_answer_is_dropped_and_counted(client: Client, idle_server: Server) -> None:
-    connection = client.connect(idle_server.address, slots=1)
-    connection.abandon(send(connection, some(3, seed=1)), overdue=True)
-    eventually(idle_server.written)
-    assert connection.owes_answer()
-    with pytest.raises(SlotsBusyError):
-        send(connection, some(3, seed=2))
-    idle_server.loop.serve(idle_server.written())
-    eventually(lambda: not connection.owes_answer())
-    assert client.late_answers() == 1
-    ticket = send(connection, some(3, seed=2))
-    eventually(idle_server.written)
-    idle_server.loop.serve(idle_server.written())
-    assert right(answer(connection, ticket), some(3, seed=2))
 
 
 def test_a_new_connection_has_a_new_generation(client: Client, idle_server: Server) -> None:

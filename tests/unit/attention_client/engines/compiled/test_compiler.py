@@ -6,7 +6,6 @@ import logging
 import os
 import re
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 from attention_client.engines.transformers.compiled import compiler as module
 from attention_client.engines.transformers.compiled.compiler import PassCompiler
 from eaas.checkpoint import Checkpoint
+from waiting import eventually
 
 
 @pytest.fixture
@@ -24,64 +24,65 @@ def compiler(
 ) -> PassCompiler:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     # No test compiles; each gets beyond the look for a compiler.
-    program = tmp_path / "bin/g++"
-    program.parent.mkdir()
-    program.symlink_to("/bin/false")
-    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/g++").symlink_to("/bin/false")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
     return PassCompiler(Checkpoint.open(checkpoint()), 1)
 
 
-def run(compiler: PassCompiler, caplog: pytest.LogCaptureFixture) -> str:
+def without_a_compiler(patch: pytest.MonkeyPatch, _folder: Path) -> None:
+    patch.setenv("PATH", "")
+
+
+def a_model_that_breaks(patch: pytest.MonkeyPatch, _folder: Path) -> None:
+    patch.setattr(sys, "executable", "/bin/false")
+
+
+def too_little_memory(patch: pytest.MonkeyPatch, _folder: Path) -> None:
+    patch.setattr(module, "free_bytes", lambda: 1000)
+
+
+def a_compiler_that_is_killed(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    patch.setattr(sys, "executable", program(folder / "dies", "kill -9 $$"))
+
+
+def a_damaged_library(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    (folder / "pass.so").write_text("no code")
+    patch.setattr(module, "library_of", lambda key: folder / "pass.so")
+
+
+def program(path: Path, *lines: str) -> str:
+    path.write_text("\n".join(("#!/bin/sh", *lines, "")))
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("obstacle", "why"),
+    [
+        (without_a_compiler, r"needs g\+\+"),
+        (a_model_that_breaks, r"cannot be compiled \(no message\)"),
+        (too_little_memory, r"takes about .* GB of memory, and 0\.0 GB are free"),
+        (a_compiler_that_is_killed, "was killed: memory ran out, perhaps"),
+        (a_damaged_library, "stay uncompiled"),
+    ],
+)
+def test_the_log_says_why(
+    compiler: PassCompiler,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    obstacle: Callable[[pytest.MonkeyPatch, Path], None],
+    why: str,
+) -> None:
+    obstacle(monkeypatch, tmp_path)
     used: list[Any] = []
     with caplog.at_level(logging.WARNING):
         compiler.start(used.append)
         assert compiler._thread is not None
         compiler._thread.join(60)
     assert not used
-    return caplog.text
-
-
-def test_without_a_compiler(
-    compiler: PassCompiler, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("PATH", "")
-    assert "needs g++" in run(compiler, caplog)
-
-
-def test_a_model_that_breaks(
-    compiler: PassCompiler, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    assert "cannot be compiled (no message)" in run(compiler, caplog)
-
-
-def test_a_model_larger_than_the_free_memory(
-    compiler: PassCompiler, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(module, "free_bytes", lambda: 1000)
-    assert re.search(r"takes about .* GB of memory, and 0\.0 GB are free", run(compiler, caplog))
-
-
-def test_a_compiler_that_is_killed(
-    compiler: PassCompiler,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    program = tmp_path / "dies"
-    program.write_text("#!/bin/sh\nkill -9 $$\n")
-    program.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(program))
-    assert "was killed: memory ran out, perhaps" in run(compiler, caplog)
-
-
-def test_a_damaged_library(
-    compiler: PassCompiler, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    library = Path(os.environ["XDG_CACHE_HOME"]) / "pass.so"
-    library.write_text("no code")
-    monkeypatch.setattr(module, "library_of", lambda key: library)
-    assert "stay uncompiled" in run(compiler, caplog)
+    assert re.search(why, caplog.text)
 
 
 def runs(pid: str) -> bool:
@@ -95,23 +96,15 @@ def runs(pid: str) -> bool:
 def test_close_ends_the_compilation(
     compiler: PassCompiler, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    program = tmp_path / "python"
-    # Its child is a compiler.
-    child = tmp_path / "child"
-    program.write_text(f"#!/bin/sh\nsleep 600 &\necho $! > {child}\nwait\n")
-    program.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(program))
+    child = tmp_path / "child"  # of the program: it is a compiler
+    python = program(tmp_path / "python", "sleep 600 &", f"echo $! > {child}", "wait")
+    monkeypatch.setattr(sys, "executable", python)
     compiler.start(lambda compiled: None)
-    deadline = time.monotonic() + 30
-    while not (child.exists() and child.read_text().strip()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    eventually(lambda: child.exists() and child.read_text().strip(), 30)
     compiler.close()
     assert compiler._process is not None
     assert compiler._process.poll() is not None
-    while runs(child.read_text().strip()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    eventually(lambda: not runs(child.read_text().strip()), 30)
     assert compiler._thread is not None
     assert not compiler._thread.is_alive()
     compiler.close()
