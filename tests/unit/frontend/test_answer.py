@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -20,14 +19,13 @@ from eaas.generation.scores import Scores
 from eaas.generation.work import Delivery, Work
 from frontend.families.family import Family
 from frontend.families.markup import Markup
-from frontend.families.reader import Call, Calls, Reasoning
+from frontend.families.reader import Calls
 from frontend.metrics import ServeMetrics
 from frontend.prompts.bodies import CompletionRequest
 from frontend.requests.form import Form
 from frontend.requests.generation import Answer, Finish, Generation
 
 TOKENIZER = byte_tokenizer("<|im_end|>", eos_token="<|im_end|>")
-MARKUP = Markup(Family.of(TOKENIZER, "hermes"), TOKENIZER)
 END = 256
 PROMPT = list(TOKENIZER("Hi")["input_ids"])
 
@@ -238,23 +236,6 @@ def test_an_empty_answer_has_no_tokens() -> None:
     assert scored.tokens == ids("Hi")
 
 
-@pytest.mark.parametrize(
-    ("fields", "text"),
-    [
-        ({}, "a"),
-        ({"include_stop_str_in_output": True}, "a"),
-        ({"skip_special_tokens": False}, "a"),
-        ({"include_stop_str_in_output": True, "skip_special_tokens": False}, "a<|im_end|>"),
-        ({"stop": "a"}, ""),
-        ({"stop": "a", "include_stop_str_in_output": True}, "a"),
-    ],
-)
-def test_the_end_of_a_text(fields: dict[str, Any], text: str) -> None:
-    *pieces, finish = one(Delivery([*ids("a"), END], finished=True), **fields)
-    assert "".join(pieces) == text
-    assert finish == Finish("stop", "a" if "stop" in fields else None)
-
-
 def test_an_end_token_ends_the_text_and_is_not_shown() -> None:
     tokens, rig = [*ids("héllo"), END], Rig(1)
     *pieces, finish = collect(one_by_one(tokens), rig)
@@ -267,45 +248,12 @@ def test_an_end_token_ends_the_text_and_is_not_shown() -> None:
         assert rig.count(f"request_{name}_tokens_sum") == value
 
 
-@pytest.mark.parametrize(
-    ("deliveries", "text", "reason"),
-    [
-        # What was held back is shown at the end.
-        (one_by_one([*ids("ab ST"), *ids("é")[:1]]), "ab ST\ufffd", Finish("length")),
-        ([Delivery(ids("ab STOP cd"))], "ab ", Finish("stop", "STOP")),
-        ([Delivery([*ids("ab STOP"), *ids("é")[:1]], True)], "ab ", Finish("stop", "STOP")),
-    ],
-)
-def test_stop_strings(deliveries: list[Delivery], text: str, reason: Finish) -> None:
-    *pieces, finish = collect(deliveries, stop="STOP")
-    assert ("".join(pieces), finish) == (text, reason)
-
-
 @pytest.mark.parametrize(("min_tokens", "text"), [(0, "a"), (2, "a"), (3, "a;;b"), (6, "a;;b;;c")])
 def test_stop_strings_do_not_match_before_min_tokens(min_tokens: int, text: str) -> None:
     rig = Rig(1, Sampling(min_tokens=min_tokens), stop=";;")
     *pieces, _ = collect(one_by_one(ids("a;;b;;c")), rig)
     assert "".join(pieces) == text
     assert rig.answer.generations[0].length > min_tokens
-
-
-def test_parts_of_an_answer() -> None:
-    answer = (
-        "<think>hm</think>Look."
-        '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
-        '<tool_call>{"name": "g", "arguments": {}}</tool_call>'
-    )
-    form = Form(markup=MARKUP, reading={"calls": Calls.ANYWHERE})
-    *pieces, finish = collect(one_by_one([*ids(answer), END]), form=form)
-    assert "".join(p for p in pieces if isinstance(p, Reasoning)) == "hm"
-    text = [p for p in pieces if not isinstance(p, (Reasoning, Call))]
-    assert "".join(text) == "Look."
-    calls = [p for p in pieces if isinstance(p, Call)]
-    assert [(c.index, c.name, json.loads(c.arguments)) for c in calls] == [
-        (0, "f", {"a": 1}),
-        (1, "g", {}),
-    ]
-    assert finish.reason == "tool_calls"
 
 
 @pytest.mark.parametrize(
@@ -328,16 +276,3 @@ def test_an_end_token_closes_a_call_and_is_no_part_of_it(
     form = Form(markup=markup, reading={"calls": Calls.ANYWHERE})
     call, finish = collect(one_by_one([*ids(answer), END]), form=form, tokenizer=tokenizer)
     assert (call.name, call.arguments, finish) == ("f", arguments, Finish("tool_calls"))
-
-
-def test_an_end_token_in_a_call_that_is_none_is_shown_once() -> None:
-    tokenizer = byte_tokenizer("[TOOL_CALLS]", "</s>", eos_token="</s>")
-    markup = Markup(Family.of(tokenizer, "mistral"), tokenizer, skips_special=False)
-    *pieces, _ = collect(
-        one_by_one([256, *ids("a"), 257]),
-        form=Form(markup=markup, reading={"calls": Calls.ANYWHERE}),
-        tokenizer=tokenizer,
-        skip_special_tokens=False,
-        include_stop_str_in_output=True,
-    )
-    assert "".join(pieces) == "[TOOL_CALLS]a</s>"

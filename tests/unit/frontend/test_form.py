@@ -145,12 +145,19 @@ def test_reasoning_ends_before_the_answer(
     assert allowed[tokenizer.eos_token_id] == complete
 
 
-FAMILY_NAMES = ["hermes", "kimi_k2", "deepseek_v3", "mistral", "qwen3_coder"]
-
-
-@pytest.mark.parametrize("family", FAMILY_NAMES)
-@pytest.mark.parametrize("parallel", [None, False])
-def test_required_calls_have_the_format_of_the_model(
+@pytest.mark.parametrize(
+    ("family", "as_tokens", "parallel"),
+    [
+        ("hermes", False, None),
+        ("hermes", True, False),
+        ("kimi_k2", True, None),
+        ("deepseek_v3", True, None),
+        ("deepseek_v3", False, False),
+        ("mistral", False, None),
+        ("qwen3_coder", True, None),
+    ],
+)
+def test_calls_that_must_be_have_the_format_of_the_model(
     answers: Callable[..., Any], family: str, parallel: bool | None
 ) -> None:
     fields = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": parallel}
@@ -163,12 +170,8 @@ def test_required_calls_have_the_format_of_the_model(
         assert not answer["content"]
     assert min(counts) >= 1
     assert (max(counts) > 1) == (parallel is None)
-
-
-@pytest.mark.parametrize("family", FAMILY_NAMES)
-def test_a_named_call(answers: Callable[..., Any], family: str) -> None:
-    choice = {"type": "function", "function": {"name": "g"}}
-    for answer in answers({"tools": TOOLS, "tool_choice": choice}, family):
+    named = {"type": "function", "function": {"name": "g"}}
+    for answer in answers(fields | {"tool_choice": named}, family):
         ((name, arguments),) = answer["calls"]
         assert name == "g"
         assert json.loads(arguments)["x"] in (1, "two")

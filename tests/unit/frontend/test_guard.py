@@ -15,7 +15,6 @@ from frontend.guard import RequestGuard
 from frontend.limits import ServeLimits
 from frontend.metrics import ServeMetrics
 
-LARGEST = 10
 PATHS = ("/v1/completions", "/tokenize", "/detokenize", "/eaas/v1/actions")
 
 

@@ -360,8 +360,3 @@ def test_neutral_values_mean_nothing() -> None:
     assert (request.max_tokens, request.seed, request.model) == (16, None, None)
     again = parse(ChatRequest, request.settings())
     assert (again.max_tokens, again.seed, again.model) == (16, None, None)
-
-
-def test_the_prompt_worker_tells_that_a_message_is_continued() -> None:
-    request = parse(ChatRequest, {"messages": [USER], "continue_final_message": True})
-    assert parse(ChatRequest, request.settings()).continue_final_message

@@ -67,18 +67,6 @@ def test_a_mark_does_not_break_a_stop_string() -> None:
     assert (strings.matched, strings.push("y")) == ("a<b>", "")
 
 
-def test_special_tokens_that_are_left_out_are_no_text() -> None:
-    for include, shown in ((False, "x"), (True, "xE\ud800ND")):
-        strings = StopStrings(["END"], include=include)
-        assert [strings.push(text) for text in ("xE", "\ud800", "N", "Dy")] == [
-            "x",
-            "",
-            "",
-            shown[1:],
-        ]
-        assert strings.matched == "END"
-
-
 def test_the_cost_of_a_token_does_not_depend_on_the_string_length() -> None:
     """The worst case: the text always ends with a long prefix of the string."""
 

@@ -114,14 +114,6 @@ def test_other_ways_in_which_models_write_a_call(name: str, answer: str) -> None
     assert arguments in ({"a": 1}, {"a": "1"})
 
 
-def test_harmony_text_before_calls_is_content() -> None:
-    preamble = "<|channel|>commentary<|message|>I look it up.<|end|><|start|>assistant"
-    call = written(FAMILIES["gpt_oss"], CALLS[:1])
-    message = read("gpt_oss", preamble + call)
-    assert message["content"] == "I look it up."
-    assert message["calls"] == CALLS[:1]
-
-
 @pytest.mark.parametrize(
     "text", ['{"name": "f"}', "[]", '["f", {}]', '{"name": "f", "arguments": {}', "f(1)", "{no}"]
 )

@@ -154,14 +154,6 @@ def test_readings(
     assert read(answer, as_tokens=as_tokens, **reading) == right
 
 
-def test_an_answer_of_one_call_ends_after_it() -> None:
-    tokenizer, markup = family_tokenizer("hermes")
-    reader = AnswerReader(markup, calls=Calls.ANYWHERE, one_call=True)
-    found = merged(pieces_of(reader, tokenizer, markup, tokenizer(CALL * 2)["input_ids"]))
-    assert found["calls"] == ONE
-    assert reader.ended
-
-
 @pytest.mark.parametrize(
     ("answer", "count"), [("<think>abc</think>de", 3), ("abc", 0), ("<think>ab", 2)]
 )

@@ -48,19 +48,13 @@ NAMES = ("role", "content", "thought", "calls", "tool_call_id")
         ("be kind", ["be kind"]),
         ([text("be kind", **EPHEMERAL), text("be brief")], ["be kind", "be brief"]),
         ([text("x-anthropic-billing-header: cch=1;"), text("be kind")], ["be kind"]),
+        *((nothing, None) for nothing in (None, "", [])),
     ],
 )
 def test_the_system_text_is_the_first_message(system: Any, content: Any) -> None:
-    messages = chat({"role": "user", "content": "hi"}, system=system)
-    assert messages == [
-        {"role": "system", "content": content},
-        {"role": "user", "content": ["hi"]},
-    ]
-
-
-@pytest.mark.parametrize("system", [None, "", []])
-def test_no_system_text(system: Any) -> None:
-    assert chat(*ASK["messages"], system=system) == [{"role": "user", "content": ["hi"]}]
+    *first, asked = chat(*ASK["messages"], system=system)
+    assert first == ([] if content is None else [{"role": "system", "content": content}])
+    assert asked == {"role": "user", "content": ["hi"]}
 
 
 def test_a_turn_with_tools() -> None:
@@ -250,7 +244,7 @@ ODD = st.recursive(
     lambda inner: st.one_of(
         st.lists(inner, max_size=3), st.dictionaries(st.sampled_from(NAMED), inner, max_size=5)
     ),
-    max_leaves=12,
+    max_leaves=6,
 )
 
 

@@ -17,6 +17,7 @@ TOOL = {"type": "function", "function": {"name": "now", "description": "The time
 
 BAR = "\uff5c"  # DeepSeek's
 
+TEXT, SO = {"type": "text", "text": "a"}, {"type": "text", "text": "So."}
 FIELDS = "fields"  # shows each field that a message may have
 
 
@@ -48,32 +49,21 @@ FIELDS = "fields"  # shows each field that a message may have
         (USER | {"name": "Ana"}, "[user name=Ana] How"),
         (assistant(function_call={"name": "f", "arguments": '{"a": 1}'}), ' call f {"a": 1} ;'),
         ({"role": "developer", "content": "Be kind."}, "[system] Be kind. ;"),
+        # Parts of a content.
+        (assistant(content=[{"type": "text", "text": "# A\n- b"}, TEXT]), "] # A\n- b\na ;"),
+        (assistant(content=[{"type": "input_text", "text": "a"}, "b"]), "] a\nb ;"),
+        (assistant(content=[{"type": "output_text", "text": "a", "annotations": []}]), "] a ;"),
+        (assistant(content=[{"type": "refusal", "refusal": "No."}]), "] No. ;"),
+        (assistant(content=[{"type": "thinking", "thinking": "So."}, TEXT]), "So.) a ;"),
+        (assistant(content=[{"type": "thinking", "thinking": [SO]}, "a"]), "(thought: So.) a ;"),
+        (assistant(content=[{"type": "reasoning", "text": "So."}, "a"]), "(thought: So.) a ;"),
+        (assistant(content=[{"type": "reasoning", "summary": [SO]}, "a"]), "(thought: So.) a ;"),
+        (assistant(content=[]), "[assistant]  ;"),
     ],
 )
 def test_all_of_a_message_is_in_the_prompt(message: Any, shown: str) -> None:
     for cls in (ChatRequest, TokenizeRequest):
         assert shown in prompt(FIELDS, message, USER, cls=cls)
-
-
-@pytest.mark.parametrize(
-    ("parts", "shown"),
-    [
-        ([{"type": "text", "text": "# A\n- b"}, {"type": "text", "text": "c"}], "] # A\n- b\nc ;"),
-        ([{"type": "input_text", "text": "a"}, "b"], "] a\nb ;"),
-        ([{"type": "output_text", "text": "a", "annotations": []}], "] a ;"),
-        ([{"type": "refusal", "refusal": "No."}], "] No. ;"),
-        ([{"type": "thinking", "thinking": "So."}, {"type": "text", "text": "a"}], "So.) a ;"),
-        (
-            [{"type": "thinking", "thinking": [{"type": "text", "text": "So."}]}, "a"],
-            "(thought: So.) a ;",
-        ),
-        ([{"type": "reasoning", "text": "So."}, "a"], "(thought: So.) a ;"),
-        ([{"type": "reasoning", "summary": [{"text": "So."}]}, "a"], "(thought: So.) a ;"),
-        ([], "[assistant]  ;"),
-    ],
-)
-def test_parts_of_a_content(parts: Any, shown: str) -> None:
-    assert shown in prompt(FIELDS, assistant(content=parts), USER)
 
 
 def test_results_and_the_older_form_of_a_call() -> None:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import resource
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -176,7 +176,21 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.02)
 
 
-def test_the_worker_reads_like_a_thread(tokenizer: Any, use: Callable[..., Any]) -> None:
+@pytest.fixture
+def large_stack() -> Iterator[None]:
+    """As after `ulimit -s`: each thread that the worker started would take as much of its address space."""
+    before = _, hard = resource.getrlimit(resource.RLIMIT_STACK)
+    large = 4_000_000 << 10 if hard == resource.RLIM_INFINITY else hard
+    resource.setrlimit(resource.RLIMIT_STACK, (large, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_STACK, before)
+
+
+@pytest.mark.usefixtures("large_stack")
+def test_the_worker_reads_like_a_thread_and_has_one(
+    tokenizer: Any, use: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "8")
     reader = PromptReader(tokenizer, LIMITS)
 
     async def both(pool: PromptPool) -> list[tuple[str, Any, Any]]:
@@ -196,6 +210,7 @@ def test_the_worker_reads_like_a_thread(tokenizer: Any, use: Callable[..., Any])
         files = {Path(each.path).name for each in running().memory_maps()}
         # torch would take seconds to start and hundreds of megabytes.
         assert not {name for name in files if name.startswith("libtorch")}
+        assert running().num_threads() == 1
         return compared
 
     refused = 0
@@ -205,48 +220,17 @@ def test_the_worker_reads_like_a_thread(tokenizer: Any, use: Callable[..., Any])
     assert refused == 11
 
 
-def test_the_worker_has_one_thread_and_reads_beside_a_large_stack(
-    monkeypatch: pytest.MonkeyPatch, use: Callable[..., Any]
-) -> None:
-    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "8")
-    # As after `ulimit -s`: each thread that the worker started would take as much of its address space.
-    limits = resource.getrlimit(resource.RLIMIT_STACK)
-    large = 4_000_000 << 10 if limits[1] == resource.RLIM_INFINITY else limits[1]
-    resource.setrlimit(resource.RLIMIT_STACK, (large, limits[1]))
-
-    async def read(pool: PromptPool) -> tuple[Any, int]:
-        body = json.dumps({"prompt": "the quick", **PADDING}).encode()
-        return await pool.read(CompletionRequest, body), running().num_threads()
-
-    try:
-        (_, tokens), threads = use(read)
-    finally:
-        resource.setrlimit(resource.RLIMIT_STACK, limits)
-    assert tokens[0]
-    assert threads == 1
-
-
-def test_an_idle_worker_ends_and_the_next_one_starts(
+def test_a_worker_that_is_idle_dies_or_hangs_fails_only_its_request(
     use: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool_module, "_IDLE_S", 0.1)
     body = json.dumps({"prompt": "x"} | PADDING).encode()
 
     async def read(pool: PromptPool) -> None:
-        for _ in range(2):
+        with monkeypatch.context() as patch:
+            patch.setattr(pool_module, "_IDLE_S", 0.1)
             await pool.read(CompletionRequest, body)
             running()
             await until(lambda: worker() is None)
-
-    use(read)
-
-
-def test_a_worker_that_dies_or_hangs_fails_only_its_request(
-    use: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    body = json.dumps({"prompt": "x"} | PADDING).encode()
-
-    async def read(pool: PromptPool) -> None:
         await pool.read(CompletionRequest, body)
         running().kill()
         with pytest.raises(ApiError) as refused:

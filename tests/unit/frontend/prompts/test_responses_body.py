@@ -34,7 +34,7 @@ ODD = st.recursive(
     lambda inner: st.one_of(
         st.lists(inner, max_size=3), st.dictionaries(st.sampled_from(NAMES), inner, max_size=5)
     ),
-    max_leaves=12,
+    max_leaves=6,
 )
 SPACE = {"type": "namespace", "name": "mcp", "description": "x", "tools": [FUNCTION]}
 
