@@ -34,16 +34,6 @@ from layer_world import (
 )
 
 
-def test_wanted_pairs_are_computed_once_and_others_never() -> None:
-    world = World()
-    connections = [FakeConnection(world, f"s{i}") for i in range(2)]
-    wanted_TK = np.array([[1, 1], [0, 0], [1, 0], [1, 1]], dtype=bool)
-    call = call_to(connections, wanted_TK=wanted_TK)
-    call.check()
-    pairs = [(t, e) for _, t, e in world.pairs]
-    assert sorted(pairs) == sorted((t, int(IDS[t, k])) for t, k in np.argwhere(wanted_TK))
-
-
 def test_an_empty_batch_asks_no_server() -> None:
     world = World()
     call = call_to([FakeConnection(world, "s0", forever="lost")], np.ones((1, 4)), IDS[:0])

@@ -135,9 +135,16 @@ def test_a_first_import_while_another_thread_loads(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "arch", ["qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "deepseek_v3", "gpt_oss"]
+    ("arch", "dtype"),
+    [
+        ("qwen3_moe", torch.float32),
+        ("qwen2_moe", torch.bfloat16),
+        ("mixtral", torch.float16),
+        ("olmoe", torch.float32),
+        ("deepseek_v3", torch.bfloat16),
+        ("gpt_oss", torch.float16),
+    ],
 )
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_model_is_constructed_as_transformers_does(
     checkpoint: Callable[..., Path], arch: str, dtype: torch.dtype
 ) -> None:

@@ -95,7 +95,7 @@ def alone(make: Any, rope: Any, names: Any, prompt: int, position: int) -> list[
 
 
 @pytest.mark.parametrize(("make", "rope", "names"), MODULES)
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(rows=st.lists(st.tuples(st.integers(1, 60), st.integers(0, 70)), min_size=1, max_size=12))
 def test_rows_are_those_of_their_requests(
     make: Any, rope: Any, names: Any, rows: list[tuple[int, int]]

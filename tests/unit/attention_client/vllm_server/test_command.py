@@ -6,6 +6,7 @@ import json
 import os
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,8 +50,11 @@ def test_the_model_has_its_given_names_unless_vllms_options_have_some() -> None:
     found = words(MODEL, settings, ("a", "b", "a"), "h", 1, ())
     at = found.index("--served-model-name")
     assert found[at : at + 4] == ("--served-model-name", "a", "b", "--host")
-    found = words(MODEL, settings, ("a",), "h", 1, ("--served-model-name", "other"))
+    # vLLM's own options come last and unchanged.
+    given = ("--served-model-name", "other", "--max-model-len", "1024", "--seed=7")
+    found = words(MODEL, settings, ("a",), "h", 1, given)
     assert found.count("--served-model-name") == 1
+    assert found[-5:] == given
 
 
 @pytest.mark.parametrize(
@@ -85,11 +89,6 @@ def test_overrides_that_are_no_object(given: list[str]) -> None:
         not_quantized(given)
 
 
-def test_own_options_of_vllm_come_last_and_unchanged() -> None:
-    given = ("--max-model-len", "1024", "--seed=7")
-    assert words(MODEL, EngineSettings(monitor="m:1"), (), "h", 1, given)[-3:] == given
-
-
 @pytest.mark.parametrize(
     ("option", "why"),
     [
@@ -104,9 +103,6 @@ def test_own_options_of_vllm_come_last_and_unchanged() -> None:
 def test_options_of_the_cluster_are_refused(option: str, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         refuse_options(["--seed", "1", option, "x"])
-
-
-def test_options_of_vllm_pass() -> None:
     refuse_options(["--max-model-len", "1024", "--enable-expert-parallel"])
 
 
@@ -121,23 +117,45 @@ def test_the_environment_passes_settings_and_no_key(monkeypatch: pytest.MonkeyPa
     assert EndpointSettings.of_environment() == ENDPOINT
 
 
+BINDS, SPACE, STEP = (
+    ("OMP_NUM_THREADS", "VLLM_CPU_OMP_THREADS_BIND"),
+    ("VLLM_CPU_KVCACHE_SPACE",),
+    ("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS",),
+)
+
+
 @pytest.mark.parametrize(
-    ("given", "options", "space"),
+    ("given", "options", "quota", "names", "expected"),
     [
-        ({"VLLM_CPU_KVCACHE_SPACE": "9"}, (), "9"),
-        ({}, ("--gpu-memory-utilization", "0.5"), None),
-        ({}, ("--kv_cache_memory_bytes=1000",), None),
+        # A given size of the cache stays.
+        ({"VLLM_CPU_KVCACHE_SPACE": "9"}, {}, False, SPACE, ["9"]),
+        ({}, {"given": ("--gpu-memory-utilization", "0.5")}, False, SPACE, [None]),
+        ({}, {"given": ("--kv_cache_memory_bytes=1000",)}, False, SPACE, [None]),
+        ({}, {"on_cpu": False}, False, SPACE, [None]),
+        # With a quota vLLM binds no thread to a core.
+        ({}, {}, False, BINDS, [None, None]),
+        ({}, {}, True, BINDS, ["3", "nobind"]),
+        (dict(zip(BINDS, ("5", "0-4"), strict=True)), {}, True, BINDS, ["5", "0-4"]),
+        ({}, {"on_cpu": False}, True, BINDS, [None, None]),
+        # A step may wait as long as a batch.
+        *(({}, {"patience_s": float(s)}, False, STEP, ["300"]) for s in (60, 240)),
+        ({}, {"patience_s": 900.0}, False, STEP, ["960"]),
+        ({"VLLM_PLUGINS": "other"}, {}, False, ("VLLM_PLUGINS",), ["other,eaas"]),
     ],
 )
-def test_a_given_cache_size_stays(
-    given: dict[str, str], options: tuple[str, ...], space: str | None
+def test_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+    given: dict[str, str],
+    options: dict[str, Any],
+    quota: bool,
+    names: tuple[str, ...],
+    expected: list[str | None],
 ) -> None:
-    assert (
-        environment(given, ENDPOINT, options, patience_s=240.0, on_cpu=True).get(
-            "VLLM_CPU_KVCACHE_SPACE"
-        )
-        == space
-    )
+    monkeypatch.setattr(command, "has_quota", lambda: quota)
+    monkeypatch.setattr(command, "usable_cores", lambda: 3)
+    usual = {"given": (), "patience_s": 240.0, "on_cpu": True} | options
+    made = environment(given, ENDPOINT, usual.pop("given"), **usual)
+    assert [made.get(name) for name in names] == expected
 
 
 @pytest.mark.parametrize(("gib", "space"), [(2, "1"), (24, "3"), (99, "4")])
@@ -149,34 +167,7 @@ def test_the_cache_is_a_part_of_the_free_memory(
     assert made["VLLM_CPU_KVCACHE_SPACE"] == space
 
 
-def test_with_a_quota_vllm_binds_no_thread_to_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ("OMP_NUM_THREADS", "VLLM_CPU_OMP_THREADS_BIND")
-
-    def threads(given: dict[str, str], *, on_cpu: bool = True) -> list[str | None]:
-        made = environment(given, ENDPOINT, (), patience_s=240.0, on_cpu=on_cpu)
-        return [made.get(name) for name in names]
-
-    monkeypatch.setattr(command, "has_quota", lambda: False)
-    assert threads({}) == [None, None]
-    monkeypatch.setattr(command, "has_quota", lambda: True)
-    monkeypatch.setattr(command, "usable_cores", lambda: 3)
-    assert threads({}) == ["3", "nobind"]
-    assert threads(dict(zip(names, ("5", "0-4"), strict=True))) == ["5", "0-4"]
-    assert threads({}, on_cpu=False) == [None, None]
-
-
-def test_a_choice_of_plugins_keeps_this_one() -> None:
-    made = environment({"VLLM_PLUGINS": "other"}, ENDPOINT, (), patience_s=240.0, on_cpu=False)
-    assert made["VLLM_PLUGINS"] == "other,eaas"
-
-
 def test_the_middleware_needs_eaas_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("_EAAS_VLLM_ENDPOINT", raising=False)
     with pytest.raises(ConfigError, match="eaas vllm"):
         EndpointSettings.of_environment()
-
-
-@pytest.mark.parametrize(("patience_s", "step_s"), [(60.0, "300"), (240.0, "300"), (900.0, "960")])
-def test_a_step_may_wait_as_long_as_a_batch(patience_s: float, step_s: str) -> None:
-    made = environment({}, ENDPOINT, (), patience_s=patience_s, on_cpu=False)
-    assert made["VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"] == step_s

@@ -8,19 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from eaas.generation.errors import ApiError
-from frontend.prompts.bodies import DetokenizeRequest, TokenizeRequest
-from frontend.prompts.body import parse
+from frontend.prompts.bodies import DetokenizeRequest
 from frontend.prompts.reader import ModelLimits, PromptReader
-
-
-def test_a_chat_gets_no_special_tokens_beside_those_of_its_template() -> None:
-    messages = [{"role": "user", "content": "a"}]
-    assert parse(TokenizeRequest, {"prompt": "a"}).adds_special_tokens
-    assert not parse(TokenizeRequest, {"messages": messages}).adds_special_tokens
-    for wanted in (True, False):
-        for text in ({"prompt": "a"}, {"messages": messages}):
-            body = text | {"add_special_tokens": wanted}
-            assert parse(TokenizeRequest, body).adds_special_tokens == wanted
 
 
 def test_a_text_that_is_too_long_is_refused() -> None:
