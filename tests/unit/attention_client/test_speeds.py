@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,72 +13,54 @@ from attention_client.layer_call.server_speeds import Ejections, Speeds
 SERVERS = ("a", "b", "c", "d", "e", "f")
 
 
-def learn(speeds: Speeds, server: str, rate: float, answers: int = 3, now: float = 0.0) -> None:
+def learn(speeds: Speeds, server: str, rate: float, answers: int = 3, queue_s: float = 0.0) -> None:
     for _ in range(answers):
-        speeds.observe(server, 2.0, 2.0 * rate, now)
+        speeds.observe(server, 2.0, 2.0 * rate + queue_s, 0.0, queue_s=queue_s)
 
 
-def test_an_unmeasured_server_has_the_usual_speed() -> None:
-    speeds = Speeds()
-    assert speeds.load(SERVERS[:2], [0, 0], 0.0).rate_S.tolist() == [1.0, 1.0]
-    learn(speeds, "a", 0.002, now=1.0)
-    assert speeds.load(SERVERS[:2], [0, 0], 1.0).rate_S == pytest.approx([0.002, 0.002])
+A, WITH_QUEUE = ("a", 0.001), [("a", 0.001, 400), ("b", 0.001, 400, 0.3)]
 
 
-def test_slow_first_answers_do_not_make_a_slow_server() -> None:
-    speeds = Speeds()
-    learn(speeds, "a", 0.001)
-    learn(speeds, "b", 1.0, answers=2)
-    assert speeds.load(("a", "b"), [0, 0], 0.0).rate_S == pytest.approx([0.001, 0.001])
-    learn(speeds, "b", 0.001, answers=3, now=1.0)
-    learn(speeds, "a", 0.001, now=1.0)
-    assert speeds.load(("a", "b"), [0, 0], 1.0).rate_S == pytest.approx([0.001, 0.001])
-
-
-def test_a_slow_down_is_learned_within_a_few_answers() -> None:
-    speeds = Speeds()
-    learn(speeds, "a", 0.001)
-    learn(speeds, "b", 0.001, answers=100)
-    learn(speeds, "b", 0.010, answers=5)
-    assert speeds.load(("a", "b"), [0, 0], 0.0).rate_S == pytest.approx([0.001, 0.010])
-
-
-def test_the_backlog_uses_the_servers_own_speed() -> None:
-    speeds = Speeds()
-    learn(speeds, "a", 0.001)
-    learn(speeds, "b", 0.003)
-    load = speeds.load(("a", "b"), [10.0, 10.0], 0.0)
-    assert load.backlog_S == pytest.approx([0.01, 0.03])
-
-
-def test_time_for_other_requests_is_a_queue_and_does_not_make_a_server_slow() -> None:
-    speeds = Speeds()
-    for _ in range(400):
-        speeds.observe("a", 2.0, 0.002, 0.0)
-        speeds.observe("b", 2.0, 0.302, 0.0, queue_s=0.3)
-    load = speeds.load(("a", "b"), [0, 0], 0.0)
-    assert load.rate_S == pytest.approx([0.001, 0.001])
-    assert load.backlog_S == pytest.approx([0.0, 0.3])
-    assert not speeds.is_outlier("b", ("a", "b"))
-    # A client's own requests wait in that queue, too.
-    assert speeds.load(("a", "b"), [50.0, 500.0], 0.0).backlog_S == pytest.approx([0.05, 0.5])
-
-
-def test_a_very_long_queue_does_not_make_a_server_slow() -> None:
-    speeds = Speeds()
-    for _ in range(5):
-        speeds.observe("a", 2.0, 14.002, 0.0, queue_s=14.0)
-    load = speeds.load(("a",), [0], 0.0)
-    assert load.rate_S == pytest.approx([0.001])
-    assert load.backlog_S == pytest.approx([10.0])
-
-
-def test_one_wait_says_little_and_an_old_queue_fades() -> None:
-    speeds = Speeds()
-    learn(speeds, "a", 0.001, answers=50)
-    speeds.observe("a", 2.0, 1.002, 0.0, queue_s=1.0)
-    assert speeds.load(("a",), [0], 0.0).backlog_S == pytest.approx([0.02])
-    assert speeds.load(("a",), [0], 10.0).backlog_S == pytest.approx([0.01])
+@pytest.mark.parametrize(
+    ("answers", "in_flight", "now", "rates", "backlogs"),
+    [
+        # An unmeasured server has the usual speed.
+        ([], [0, 0], 0.0, [1.0, 1.0], [0, 0]),
+        ([("a", 0.002)], [0, 0], 0.0, [0.002, 0.002], [0, 0]),
+        # Slow first answers do not make a slow server; a slow-down is learned within a few.
+        ([A, ("b", 1.0, 2)], [0, 0], 0.0, [0.001, 0.001], [0, 0]),
+        ([A, ("b", 1.0, 2), ("b", 0.001), A], [0, 0], 0.0, [0.001, 0.001], [0, 0]),
+        ([A, ("b", 0.001, 100), ("b", 0.010, 5)], [0, 0], 0.0, [0.001, 0.010], [0, 0]),
+        # The backlog uses the server's own speed.
+        ([A, ("b", 0.003)], [10, 10], 0.0, [0.001, 0.003], [0.01, 0.03]),
+        # Time for other requests is a queue, in which a client's own requests wait, too.
+        (WITH_QUEUE, [0, 0], 0.0, [0.001, 0.001], [0, 0.3]),
+        (WITH_QUEUE, [50, 500], 0.0, [0.001, 0.001], [0.05, 0.5]),
+        ([("a", 0.001, 5, 14.0)], [0], 0.0, [0.001], [10.0]),
+        # One wait says little, and an old queue fades.
+        ([("a", 0.001, 50), ("a", 0.001, 1, 1.0)], [0], 0.0, [0.001], [0.02]),
+        ([("a", 0.001, 50), ("a", 0.001, 1, 1.0)], [0], 10.0, [0.001], [0.01]),
+        # An old measurement fades.
+        ([A, ("b", 0.001), ("c", 0.101)], [0, 0, 0], 0.0, [0.001, 0.001, 0.101], [0, 0, 0]),
+        ([A, ("b", 0.001), ("c", 0.101)], [0, 0, 0], 10.0, [0.001, 0.001, 0.051], [0, 0, 0]),
+        ([A, ("b", 0.001), ("c", 0.101)], [0, 0, 0], 60.0, [0.001, 0.001, 0.0026], [0, 0, 0]),
+    ],
+)
+def test_speeds_and_queues(
+    answers: list[Any],
+    in_flight: list[float],
+    now: float,
+    rates: list[float],
+    backlogs: list[float],
+) -> None:
+    speeds, servers = Speeds(), SERVERS[: len(rates)]
+    for each in answers:
+        learn(speeds, *each)
+    load = speeds.load(servers, in_flight, now)
+    assert load.rate_S == pytest.approx(rates, rel=0.02)
+    assert load.backlog_S == pytest.approx(backlogs)
+    if answers is WITH_QUEUE:
+        assert not speeds.is_outlier("b", servers)
 
 
 @given(st.floats(0, 1e13, allow_subnormal=False), st.floats(0, 1e13, allow_subnormal=False))
@@ -88,14 +72,6 @@ def test_no_stated_time_is_believed_without_bounds(service_s: float, queue_s: fl
     assert load.rate_S[0] > 0
     assert 0 <= load.backlog_S[0] <= 10.0
     assert load.load_pairs > 0
-
-
-def test_an_old_measurement_fades() -> None:
-    speeds = Speeds()
-    for server, rate in (("a", 0.001), ("b", 0.001), ("c", 0.101)):
-        learn(speeds, server, rate)
-    later = [speeds.load(("a", "b", "c"), [0, 0, 0], t).rate_S[2] for t in (0.0, 10.0, 60.0)]
-    assert later == pytest.approx([0.101, 0.051, 0.0026], rel=0.02)
 
 
 def outliers(speeds: Speeds) -> list[str]:

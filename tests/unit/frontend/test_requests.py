@@ -17,8 +17,13 @@ for _ in range(800):
     DEEP = {"items": DEEP}
 
 
-def deep_tool() -> Any:
-    return {"type": "function", "function": {"name": "f", "parameters": DEEP}}
+DEEP_TOOL = {"type": "function", "function": {"name": "f", "parameters": DEEP}}
+CALL = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}
+IMAGE = {"type": "image_url", "image_url": {}}
+
+
+def json_schema(**fields: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "x", **fields}}
 
 
 JSON = st.recursive(
@@ -61,10 +66,7 @@ def test_any_object_is_parsed_or_refused_with_a_reason(body: dict[str, Any], cha
         ({"messages": [{"content": "hi"}]}, "messages[0].role"),
         ({"messages": [{"role": "user"}]}, "messages[0]"),
         ({"messages": [{"role": "user", "content": 7}]}, "messages[0].content"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
-            "messages[0].content",
-        ),
+        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content"),
         ({"temperature": "0.5"}, "temperature"),
         ({"temperature": 2.1}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),
@@ -101,20 +103,13 @@ def test_any_object_is_parsed_or_refused_with_a_reason(body: dict[str, Any], cha
         ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
-            "response_format.json_schema.schema",
-        ),
+        ({"response_format": json_schema()}, "response_format.json_schema.schema"),
         ({"structured_outputs": {}}, "structured_outputs"),
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs.choice"),
-        (
-            {"structured_outputs": {"regex": "a", "structural_tag": "b"}},
-            "structured_outputs.structural_tag",
-        ),
         ({"guided_json": "no schema"}, "guided_json"),
         ({"guided_json": DEEP}, "guided_json"),
         ({"guided_json": json.dumps(DEEP)}, "guided_json"),
-        ({"tools": [deep_tool()]}, "tools[0].function"),
+        ({"tools": [DEEP_TOOL]}, "tools[0].function"),
         ({"guided_choice": []}, "guided_choice"),
         ({"guided_regex": "a", "guided_grammar": "b"}, "guided_grammar"),
         ({"guided_regex": "a" * 65_537}, "guided_regex"),
@@ -167,15 +162,7 @@ def test_a_chat_request_is_refused_by_name(change: dict[str, Any], param: str | 
         {"stream": True, "stream_options": {"include_usage": True}},
         {"stream": True, "stream_options": {"continuous_usage_stats": True}},
         {"messages": [{"role": "developer", "content": [{"type": "text", "text": "a"}]}]},
-        {
-            "messages": [
-                {
-                    "role": "assistant",
-                    "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}],
-                },
-                {"role": "tool", "tool_call_id": "1", "content": "x", "name": "f"},
-            ]
-        },
+        {"messages": [CALL, {"role": "tool", "tool_call_id": "1", "content": "x", "name": "f"}]},
     ],
 )
 def test_a_chat_request_is_accepted(change: dict[str, Any]) -> None:
@@ -246,15 +233,8 @@ def test_a_completion_request_is_accepted(change: dict[str, Any]) -> None:
     [
         ({"response_format": {"type": "json_object"}}, "response_format", "json", ANY_OBJECT),
         (
-            {
-                "response_format": {
-                    "type": "json_schema",
-                    "json_schema": {"name": "x", "schema": {}},
-                }
-            },
-            "response_format.json_schema.schema",
-            "json",
-            "{}",
+            {"response_format": json_schema(schema={})},
+            *("response_format.json_schema.schema", "json", "{}"),
         ),
         ({"structured_outputs": {"json": "{}"}}, "structured_outputs.json", "json", "{}"),
         ({"structured_outputs": {"regex": "a"}}, "structured_outputs.regex", "regex", "a"),

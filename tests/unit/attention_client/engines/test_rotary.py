@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry
 from transformers import (
     AutoModelForCausalLM,
     Gemma3TextConfig,
@@ -27,17 +26,12 @@ from attention_client.engines.transformers.rotary import (
     length_rotaries,
     of_prompts,
 )
-from attention_client.generation.engine_choice import build_engine
-from attention_client.generation.live_admission import LiveAdmission
-from attention_client.generation.scheduler_metrics import SchedulerMetrics
 from attention_client.generation.sequential import SequentialEngine
-from attention_client.generation.sizes import EngineSizes
-from attention_client.layer_call.expert_attribution import ExpertAttribution
 from attention_client.layer_call.turns import Task, in_turns
 from decoding import greedy
-from eaas.config import SchedulerConfig
-from eaas.generation.sampling import GREEDY, Sampling
-from eaas.generation.work import Delivery, Engine, Work
+from eaas.generation.sampling import Sampling
+from eaas.generation.work import Engine
+from small_engines import answer, engine_of, tokens_of
 
 POSITIONS = 16
 X = torch.zeros(1, 1, 32)
@@ -191,26 +185,10 @@ def tiny(config: Any) -> Any:
     return model
 
 
-def engine_of(model: Any) -> Engine:
-    admission = LiveAdmission(SchedulerConfig(), model, SchedulerMetrics(CollectorRegistry()))
-    limits = EngineSizes(num_blocks=40, page_size=16, max_batch_tokens=64)
-    engine = build_engine(model, limits, admission, ExpertAttribution())
+def started(model: Any) -> Engine:
+    engine = engine_of(model, num_blocks=40, page_size=16, max_batch_tokens=64)
     engine.start()
     return engine
-
-
-async def answer(engine: Engine, prompt: list[int], sampling: Sampling = GREEDY) -> list[Delivery]:
-    queue: asyncio.Queue[Delivery] = asyncio.Queue()
-    engine.submit(Work(str(len(prompt)), prompt, len(prompt), 8, (), sampling), queue.put_nowait)
-    found: list[Delivery] = []
-    while not found or not found[-1].finished:
-        found.append(await asyncio.wait_for(queue.get(), 60))
-        assert found[-1].error is None, found[-1].error
-    return found
-
-
-def tokens_of(found: list[Delivery]) -> list[int]:
-    return [token for delivery in found for token in delivery.tokens]
 
 
 EXPERTS = {"moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2}
@@ -221,7 +199,7 @@ def test_a_model_that_computes_its_cache_again_runs_alone() -> None:
     rope = LONGROPE | {"short_mscale": 1.1, "long_mscale": 1.3}
     sizes = {name: value for name, value in SIZES.items() if name != "head_dim"}
     config = PhimoeConfig(**sizes, intermediate_size=16, num_local_experts=4, rope_parameters=rope)
-    engine = engine_of(tiny(config))
+    engine = started(tiny(config))
     assert isinstance(engine, SequentialEngine)
     for length in (40, 12, 3):
         prompt = list(range(length))
@@ -236,7 +214,7 @@ def test_one_request_at_a_time_forgets_the_one_before() -> None:
         layer_types=["linear_attention", "full_attention"], rope_parameters=DYNAMIC,
         partial_rotary_factor=1.0,
     )  # fmt: skip
-    engine = engine_of(tiny(config))
+    engine = started(tiny(config))
     assert isinstance(engine, SequentialEngine)
     asyncio.run(answer(engine, [1] * 60))
     prompt = list(range(20))
@@ -244,7 +222,7 @@ def test_one_request_at_a_time_forgets_the_one_before() -> None:
 
     prompt = [(7 * i) % 100 for i in range(300)]
     sampling = Sampling(logprobs=0, prompt_logprobs=True)
-    delivered = asyncio.run(answer(engine, prompt, sampling))
+    delivered = asyncio.run(answer(engine, prompt, sampling=sampling))
     (scores,) = (each.prompt_scores for each in delivered if each.prompt_scores is not None)
     with torch.no_grad():
         logits_TV = tiny(config)(torch.tensor([prompt])).logits[0, :-1]

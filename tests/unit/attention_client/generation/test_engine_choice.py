@@ -6,31 +6,23 @@ from typing import Any
 
 import pytest
 import torch
-from prometheus_client import CollectorRegistry
 from transformers import AutoModelForCausalLM, MambaConfig, Qwen3Config
 
 from attention_client.generation import batching
-from attention_client.generation.engine_choice import build_engine
-from attention_client.generation.live_admission import LiveAdmission
-from attention_client.generation.scheduler_metrics import SchedulerMetrics
 from attention_client.generation.sequential import SequentialEngine
-from attention_client.generation.sizes import EngineSizes
-from attention_client.layer_call.expert_attribution import ExpertAttribution
-from eaas.config import SchedulerConfig
 from eaas.generation.work import Engine
+from small_engines import engine_of
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "vocab_size": 32}
 
 
-def engine_of(config: Any) -> Engine:
+def chosen(config: Any) -> Engine:
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    admission = LiveAdmission(SchedulerConfig(), model, SchedulerMetrics(CollectorRegistry()))
-    limits = EngineSizes(num_blocks=4, page_size=16, max_batch_tokens=64)
-    return build_engine(model, limits, admission, ExpertAttribution())
+    return engine_of(model, num_blocks=4, page_size=16, max_batch_tokens=64)
 
 
 def test_a_model_without_attention_runs_one_request_at_a_time() -> None:
-    assert isinstance(engine_of(MambaConfig(**SIZES, state_size=4)), SequentialEngine)
+    assert isinstance(chosen(MambaConfig(**SIZES, state_size=4)), SequentialEngine)
 
 
 def test_an_error_of_the_engine_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,4 +32,4 @@ def test_an_error_of_the_engine_is_raised(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(batching, "PagedModel", broken)
     sizes = {"intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
     with pytest.raises(AttributeError, match="a slip"):
-        engine_of(Qwen3Config(**SIZES, **sizes, head_dim=8))
+        chosen(Qwen3Config(**SIZES, **sizes, head_dim=8))

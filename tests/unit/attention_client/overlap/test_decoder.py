@@ -13,21 +13,13 @@ from prometheus_client import CollectorRegistry, Counter
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel, StaticCache
 
 from attention_client.engines.transformers.overlap.decoder import DoubleBatch
-from attention_client.generation.engine_choice import build_engine
-from attention_client.generation.live_admission import LiveAdmission
-from attention_client.generation.scheduler_metrics import SchedulerMetrics
-from attention_client.generation.sizes import EngineSizes
-from attention_client.layer_call.expert_attribution import ExpertAttribution
 from attention_client.layer_call.turns import micro_batch_tokens, pause
 from decoding import greedy
 from eaas.checkpoint import Checkpoint
-from eaas.config import SchedulerConfig
-from eaas.generation.sampling import GREEDY
-from eaas.generation.work import Delivery, Work
+from small_engines import answer, engine_of, tokens_of
 
 ARCHITECTURES = ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "deepseek_v3", "gpt_oss")
 BATCH, WIDTH, NEW = 5, 21, 12
-SIZES = EngineSizes(num_blocks=24, page_size=8, max_batch_tokens=48)
 
 
 class Rig:
@@ -136,29 +128,13 @@ def test_continuous_batching(checkpoint: Callable[..., Path]) -> None:
 
 
 async def engine_answers(model: PreTrainedModel, prompts: list[list[int]]) -> list[list[int]]:
-    metrics = SchedulerMetrics(CollectorRegistry())
-    admission = LiveAdmission(SchedulerConfig(), model, metrics)
-    engine = build_engine(model, SIZES, admission, ExpertAttribution())
+    engine = engine_of(model, num_blocks=24, page_size=8, max_batch_tokens=48)
     engine.start()
     try:
-        queues: list[asyncio.Queue[Delivery]] = []
-        for i, prompt in enumerate(prompts):
-            queues.append(asyncio.Queue())
-            engine.submit(Work(str(i), prompt, len(prompt), NEW, (), GREEDY), queues[-1].put_nowait)
-        return [await answer(queue) for queue in queues]
+        answers = (answer(engine, prompt, NEW) for prompt in prompts)
+        return [tokens_of(found) for found in await asyncio.gather(*answers)]
     finally:
         engine.stop(10.0)
-
-
-async def answer(queue: asyncio.Queue[Delivery]) -> list[int]:
-    tokens: list[int] = []
-    while True:
-        delivery = await asyncio.wait_for(queue.get(), 60)
-        if delivery.error is not None:
-            raise delivery.error
-        tokens += delivery.tokens
-        if delivery.finished:
-            return tokens
 
 
 def test_a_failure_of_one_micro_batch_reaches_the_caller(rig: Rig) -> None:
