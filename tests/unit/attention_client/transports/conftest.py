@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -14,10 +15,12 @@ from eaas_cli.local.process import ChildProcess, wait_ready
 from transport_bench import (
     LARGE,
     PATIENCE_S,
+    SLOTS,
     Client,
     Server,
     end,
     eventually,
+    segments_mapped,
     threads,
 )
 
@@ -53,6 +56,33 @@ def server() -> Iterator[Server]:
     server = Server()
     yield server
     server.close()
+
+
+@pytest.fixture
+def leaves_nothing(server: Server) -> Callable[[Callable[[], object], int], None]:
+    """Opens and closes connections again and again; no file, memory, thread or slot may be left."""
+
+    def held() -> tuple[int, int, int]:
+        eventually(
+            lambda: not threads("grpc-link", "nixl-link", "joined", "exchange", "process-ended")
+        )
+        # gRPC keeps its workers, up to a number.
+        own = [t for t in threading.enumerate() if not t.name.startswith("grpc_")]
+        return len(os.listdir("/proc/self/fd")), segments_mapped(), len(own)
+
+    def check(one_more: Callable[[], object], times: int) -> None:
+        for _ in range(5):  # What is made once for a process.
+            one_more()
+        before = held()
+        for _ in range(times):
+            one_more()
+        # gRPC lets go of sockets a little later.
+        eventually(lambda: all(now <= then for now, then in zip(held(), before, strict=True)))
+        assert not server.table.clients()
+        # All slots can be had again, in one piece.
+        eventually(lambda: server.table.grant("everything", 1, SLOTS))
+
+    return check
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import mmap
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -27,7 +26,6 @@ from eaas.types import Member, MemberState, Role
 from eaas.wire import Arena
 from transport_bench import (
     SHAPE,
-    SLOTS,
     Client,
     Server,
     answer,
@@ -163,12 +161,8 @@ def test_whatever_prevents_shm_grpc_serves_and_nothing_is_left(
     server: Server,
     obstacle: Callable[[pytest.MonkeyPatch], None],
     monkeypatch: pytest.MonkeyPatch,
+    leaves_nothing: Callable[..., None],
 ) -> None:
-    def held() -> tuple[int, int, int]:
-        eventually(lambda: not threads("grpc-link", "exchange"))
-        own = [t for t in threading.enumerate() if not t.name.startswith("grpc_")]
-        return len(os.listdir("/proc/self/fd")), segments_mapped(), len(own)
-
     def one_more() -> None:
         connection = auto.connect(server.address)
         assert connection.transport == "grpc"
@@ -178,14 +172,7 @@ def test_whatever_prevents_shm_grpc_serves_and_nothing_is_left(
         connection.close()
 
     obstacle(monkeypatch)
-    for _ in range(3):
-        one_more()
-    before = held()
-    for _ in range(20):
-        one_more()
-    eventually(lambda: all(now <= then for now, then in zip(held(), before, strict=True)))
-    assert not server.table.clients()
-    eventually(lambda: server.table.grant("everything", 1, SLOTS))
+    leaves_nothing(one_more, 15)
 
 
 def test_each_connection_decides_anew(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import threading
 import time
@@ -18,7 +17,6 @@ from expert_server.transports import nixl_endpoint
 from transport_bench import (
     LARGE,
     PATIENCE_S,
-    SLOTS,
     Client,
     Server,
     answer,
@@ -26,10 +24,8 @@ from transport_bench import (
     eventually,
     pause,
     right,
-    segments_mapped,
     send,
     some,
-    threads,
     tried,
 )
 
@@ -64,33 +60,18 @@ def test_closing_under_a_waiter(client: Client, idle_server: Server) -> None:
     eventually(lambda: not idle_server.table.clients())
 
 
-def test_closing_leaves_no_thread_or_slot(client: Client, server: Server) -> None:
-    def one_more(seed: int) -> None:
+def test_closing_leaves_no_thread_or_slot(
+    client: Client, server: Server, leaves_nothing: Callable[..., None]
+) -> None:
+    def one_more() -> None:
         connection = client.connect(server.address)
         abandoned = send(connection, some(1))
-        request = some(2, seed=seed)
+        request = some(2)
         assert right(answer(connection, send(connection, request)), request)
         connection.abandon(abandoned, overdue=True)
         connection.close()
 
-    def held() -> tuple[int, int, int]:
-        eventually(
-            lambda: not threads("grpc-link", "nixl-link", "joined", "exchange", "process-ended")
-        )
-        # gRPC keeps its workers, up to a number.
-        own = [t for t in threading.enumerate() if not t.name.startswith("grpc_")]
-        return len(os.listdir("/proc/self/fd")), segments_mapped(), len(own)
-
-    for seed in range(5):  # What is made once for a process.
-        one_more(seed)
-    before = held()
-    for seed in range(50):
-        one_more(seed)
-    # gRPC lets go of sockets a little later.
-    eventually(lambda: all(now <= then for now, then in zip(held(), before, strict=True)))
-    assert not server.table.clients()
-    # All slots can be had again, in one piece.
-    eventually(lambda: server.table.grant("everything", 1, SLOTS))
+    leaves_nothing(one_more, 50)
 
 
 def test_a_server_that_dies_before_the_link(

@@ -22,6 +22,10 @@ def text(content: str, **fields: Any) -> dict[str, Any]:
     return {"type": "text", "text": content, **fields}
 
 
+def said(*blocks: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": [*blocks]}]}
+
+
 def chat(*messages: dict[str, Any], **fields: Any) -> list[dict[str, Any]]:
     """The messages of the chat request, with calls in short and without what was not set."""
     request = MessagesRequest.read(ASK | {"messages": list(messages)} | fields)
@@ -202,18 +206,11 @@ def test_structured_output(name: str) -> None:
         ({"max_tokens": -1}, "max_tokens"),
         ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": 1}]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": [{}]}]}, "messages[0].content[0].type"),
+        (said({}), "messages[0].content[0].type"),
+        (said({"type": "image"}), "messages[0].content"),
+        (said({"type": "text"}), "messages[0].content"),
         (
-            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
-            "messages[0].content",
-        ),
-        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content"),
-        (
-            {
-                "messages": [
-                    {"role": "user", "content": [{"type": "tool_result", "content": [{"a": 1}]}]}
-                ]
-            },
+            said({"type": "tool_result", "content": [{"a": 1}]}),
             "messages[0].content[0].content[0].type",
         ),
         ({"system": [{"type": "image"}]}, "system"),
