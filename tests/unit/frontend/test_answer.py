@@ -7,7 +7,6 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -15,7 +14,6 @@ from byte_tokenizer import byte_tokenizer
 from eaas.errors import ExpertsUnavailableError
 from eaas.generation.errors import ApiError
 from eaas.generation.sampling import Sampling
-from eaas.generation.scores import Scores
 from eaas.generation.work import Delivery, Work
 from frontend.families.family import Family
 from frontend.families.markup import Markup
@@ -55,7 +53,6 @@ class Rig:
         self,
         count: int,
         sampling: Sampling | None = None,
-        echo: str | None = None,
         form: Form | None = None,
         tokenizer: Any = TOKENIZER,
         **fields: Any,
@@ -71,7 +68,7 @@ class Rig:
         ]
         self.answer = Answer(
             "x",
-            [Generation(service, request, form or Form(), work, echo) for work in works],
+            [Generation(service, request, form or Form(), work) for work in works],
             len(PROMPT),
         )
 
@@ -170,20 +167,6 @@ def test_a_refused_sequence_ends_those_before_it() -> None:
     assert rig.ended("error") == 2, "the third one never began"
 
 
-def test_a_client_that_leaves_ends_all() -> None:
-    rig = Rig(4)
-
-    async def script(begun: Any) -> None:
-        task, _ = begun
-        rig.engine.running["0"](Delivery(ids("a")))
-        assert await task == (0, "a")
-        assert len(rig.engine.running) == 4
-
-    run(rig, script)
-    assert rig.engine.running == {}
-    assert rig.ended("abort") == 4
-
-
 def collect(deliveries: list[Delivery], rig: Rig | None = None, **fields: Any) -> list[Any]:
     """The pieces of an answer of one sequence."""
     rig = rig or Rig(1, **fields)
@@ -200,40 +183,8 @@ def collect(deliveries: list[Delivery], rig: Rig | None = None, **fields: Any) -
     return found
 
 
-def one(delivery: Delivery, rig: Rig | None = None, **fields: Any) -> list[Any]:
-    return collect([delivery], rig, **fields)
-
-
 def one_by_one(tokens: list[int]) -> list[Delivery]:
     return [Delivery([t], finished=i == len(tokens) - 1) for i, t in enumerate(tokens)]
-
-
-def scores(count: int) -> Scores:
-    empty = np.zeros((count, 0))
-    return Scores(
-        np.full(count, -0.5, np.float32), empty.astype(np.int32), empty.astype(np.float32)
-    )
-
-
-def test_an_echo_goes_before_the_answer() -> None:
-    assert one(Delivery(ids("!"), finished=True), echo="Hi") == ["Hi!", Finish("length")]
-    rig = Rig(1, Sampling(logprobs=0, prompt_logprobs=True), echo="Hi")
-    delivery = Delivery(ids("!"), True, scores=scores(1), prompt_scores=scores(2))
-    assert one(delivery, rig) == ["Hi!", Finish("length")]
-    scored = rig.answer.generations[0].take_scored()
-    assert scored is not None
-    assert scored.tokens == ids("Hi!")
-    assert len(scored.scores.logprob_T) == 3
-
-
-def test_an_empty_answer_has_no_tokens() -> None:
-    delivery = Delivery(ids("!"), True, scores=scores(1), prompt_scores=scores(2))
-    assert one(Delivery(ids("!"), finished=True), max_tokens=0) == [Finish("length")]
-    rig = Rig(1, Sampling(logprobs=0), echo="Hi", max_tokens=0)
-    assert one(delivery, rig) == ["Hi", Finish("length")]
-    scored = rig.answer.generations[0].take_scored()
-    assert scored is not None
-    assert scored.tokens == ids("Hi")
 
 
 def test_an_end_token_ends_the_text_and_is_not_shown() -> None:

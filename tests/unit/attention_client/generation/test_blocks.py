@@ -44,13 +44,6 @@ def test_nobody_waits_for_a_sequence_that_left() -> None:
     assert admit(of, "b", tokens) == 4
 
 
-def test_a_request_may_want_to_compute_all() -> None:
-    of, tokens = pools(), list(range(12))
-    admit(of, "a", tokens)
-    of.computed("a", tokens, 12)
-    assert of.admit("b", tokens, 0, []) == 0
-
-
 def test_the_longest_unused_block_is_reused_first_and_a_prefix_from_its_end() -> None:
     of = pools(blocks=7)
     for name, first in (("a", 0), ("b", 100)):
@@ -75,13 +68,6 @@ def test_a_window_needs_a_ring_of_blocks() -> None:
     of.computed("a", list(range(100)), 100)
     assert admit(of, "b", list(range(100))) == 0, "rings are not shared"
     assert admit(of, "c", [1]) is None
-    assert of.usage() == 1.0
-
-
-def test_rings_fill_the_pool() -> None:
-    of = pools(blocks=6, window=8)
-    for name in "abc":
-        assert admit(of, name, list(range(20)), spare=ord(name)) == 0
     assert of.usage() == 1.0
 
 

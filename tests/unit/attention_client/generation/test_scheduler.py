@@ -120,14 +120,6 @@ def test_an_end_token_and_the_limit_end_an_answer() -> None:
     assert not of.running
 
 
-def test_a_part_of_an_answer_is_continued() -> None:
-    of = scheduler()
-    of.add(Sequence(Work("a", [1, 2, 3, 4, 5], 3, 4, (), GREEDY)))
-    assert run(of) == [("a", 0, 5, True)]
-    assert run(of) == [("a", 5, 6, True)]
-    assert not of.running
-
-
 def test_the_last_one_is_evicted_and_comes_back_with_its_answer() -> None:
     of = scheduler(blocks=4, max_tokens=100)
     of.add(sequence("a", 6, answer=9))
@@ -155,16 +147,6 @@ def test_a_sequence_that_waits_and_leaves_makes_no_room() -> None:
     of.add(sequence("c", 1, answer=1, first=80))
     of.remove("c")
     assert [part[0] for part in run(of)] == ["a"]
-
-
-def test_cancelled_sequences_leave_their_blocks() -> None:
-    of = scheduler(blocks=4, max_tokens=100)
-    of.add(sequence("a", 14, answer=2))
-    of.add(sequence("b", 14, answer=2, first=50))
-    assert [part[0] for part in run(of)] == ["a"]
-    of.remove("a")
-    assert [part[0] for part in run(of)] == ["b"]
-    of.remove("unknown")
 
 
 @given(

@@ -71,11 +71,6 @@ def test_a_failing_first_task_keeps_the_second_from_starting() -> None:
         in_turns([Task(broken, slice(0, 1)), Task(never, slice(1, 2))])
 
 
-def test_pause_does_nothing_outside_turns() -> None:
-    pause()
-    assert micro_batch_tokens() is None
-
-
 def test_each_task_has_its_own_tokens_and_context() -> None:
     variable: contextvars.ContextVar[int] = contextvars.ContextVar("variable", default=0)
     seen: list[tuple[slice | None, int]] = []

@@ -91,20 +91,6 @@ def test_letters_of_markup_are_text_where_the_markup_is_tokens() -> None:
         assert merged(pieces_of(reader, tokenizer, markup, tokens)) == text(answer)
 
 
-@pytest.mark.parametrize("name", ["hermes", "gpt_oss"])
-def test_letters_are_markup_where_a_grammar_of_letters_wrote_the_answer(name: str) -> None:
-    tokenizer, plain = family_tokenizer(name)
-    markup = Markup(plain.family, tokenizer, letters=True)
-    answer = HARMONY if name == "gpt_oss" else f"<think>Hm.</think>I look.{CALL}"
-    for letters in (True, False):
-        tokens = (byte_tokenizer() if letters else tokenizer)(answer)["input_ids"]
-        reader = AnswerReader(markup, calls=Calls.ANYWHERE)
-        found = merged(pieces_of(reader, tokenizer, markup, tokens))
-        if name == "hermes" or not letters:
-            assert found == text("I look.", "Hm.", ONE)
-        assert found["reasoning"] == "Hm."
-
-
 OPENED = f"{PROMPT}<think>\n"
 CLOSED = f"{PROMPT}<think>\n\n</think>\n\n"
 CONTENT, NO_TOOLS = {"is_content": True}, {"calls": Calls.NEVER}
