@@ -61,7 +61,7 @@ def test_the_longest_unused_block_is_reused_first_and_a_prefix_from_its_end() ->
 def test_a_window_needs_a_ring_of_blocks() -> None:
     of = pools(blocks=6, window=10)
     assert of.capacity is None
-    assert admit(of, "a", list(range(100))) == 0
+    assert admit(of, "a", list(range(100)), spare=50) == 0, "a ring never grows"
     assert len(of.tables("a")[0]) == 3
     assert of.extend("a", 1000)
     assert len(of.tables("a")[0]) == 3

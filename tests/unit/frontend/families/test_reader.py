@@ -16,6 +16,7 @@ from frontend.families.reader import AnswerReader, Calls
 
 PROMPT = "<|im_start|>assistant\n"
 CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+NAMELESS = '{"name": "", "arguments": {}}'
 ONE = [("f", '{"a": 1}')]
 
 HARMONY = (
@@ -52,6 +53,7 @@ def text(content: str, reasoning: str = "", calls: list[Any] | None = None) -> d
         (f'<tool_call>{{"a</tool_call>{CALL}', text('<tool_call>{"a</tool_call>', "", ONE)),
         (f"{CALL}\n<tool_call>{{bad}}</tool_call>", text("<tool_call>{bad}</tool_call>", "", ONE)),
         ('<tool_call>{"name": "f"}</tool_call>', text('<tool_call>{"name": "f"}</tool_call>')),
+        (f"<tool_call>{NAMELESS}</tool_call>", text(f"<tool_call>{NAMELESS}</tool_call>")),
         (
             f"<tool_call>[{CALL[11:-12]}]</tool_call>",
             text(f"<tool_call>[{CALL[11:-12]}]</tool_call>"),
