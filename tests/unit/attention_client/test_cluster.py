@@ -64,24 +64,30 @@ class Dialled:
             assert self._changed.wait_for(lambda: wanted(self.addresses), PATIENCE_S)
 
 
-class Listed:
-    """A fake connection."""
+class Made:
+    """A fake connection that reports its loss to the cluster."""
 
+    transport, server_id = "shm", "s1"
     lost_reason: str | None = None
-    transport = "shm"
 
-    def __init__(self, incarnation: int) -> None:
-        self.server_id, self.incarnation = "s1", incarnation
-        self.service = ServiceTimes()
+    def __init__(self, cluster: Cluster, incarnation: int) -> None:
+        self.cluster, self.incarnation = cluster, incarnation
+        self.service, self.closed = ServiceTimes(), threading.Event()
 
     def lose(self, reason: str) -> None:
-        self.lost_reason = reason
+        if self.lost_reason is None:
+            self.lost_reason = reason
+            self.cluster._servers.lost(cast("Connection", self))
 
     def owes_answer(self) -> bool:
         return False
 
     def close(self) -> None:
-        """Nothing to close."""
+        self.lose("closed")
+        self.closed.set()
+
+    def wake(self) -> None:
+        """No waiters."""
 
 
 @pytest.fixture
@@ -112,7 +118,7 @@ def view(*members: Member) -> MembershipView:
     return MembershipView(1, MappingProxyType(dict(told)), time.monotonic())
 
 
-def put_on_list(cluster: Cluster, member: Member, connection: Listed) -> None:
+def put_on_list(cluster: Cluster, member: Member, connection: Made) -> None:
     cluster._servers._members = view(member)
     cluster._servers._add(member, cast("Connection", connection))
 
@@ -131,7 +137,7 @@ def test_a_new_process_is_dialled_even_with_a_repeated_incarnation(
 
 @pytest.mark.parametrize("incarnation", [1, 2, 3])
 def test_the_connection_to_a_former_process_is_lost(cluster: Cluster, incarnation: int) -> None:
-    former = Listed(2)
+    former = Made(cluster, 2)
     put_on_list(cluster, server("old:1", 2), former)
     cluster._on_members(view(server("old:1", 2)))
     assert former.lost_reason is None
@@ -140,7 +146,7 @@ def test_the_connection_to_a_former_process_is_lost(cluster: Cluster, incarnatio
 
 
 def test_outcomes_restart_with_a_lower_incarnation(cluster: Cluster) -> None:
-    former, present = Listed(2), Listed(1)
+    former, present = Made(cluster, 2), Made(cluster, 1)
     outcomes = cluster.metrics.outcomes
     put_on_list(cluster, server("old:1", 2), former)
     outcomes.count(former, Outcome.LOST)
@@ -162,27 +168,6 @@ def test_an_unexpected_error_backs_off_too(
     # One thread, which pauses after each try.
     assert len(waited) >= 4
     assert "a bug" in cluster._servers.refusals()["s1"]
-
-
-class Made(Listed):
-    """A fake connection that reports its loss to the cluster."""
-
-    def __init__(self, cluster: Cluster, incarnation: int) -> None:
-        super().__init__(incarnation)
-        self.cluster = cluster
-        self.closed = threading.Event()
-
-    def lose(self, reason: str) -> None:
-        if self.lost_reason is None:
-            self.lost_reason = reason
-            self.cluster._servers.lost(cast("Connection", self))
-
-    def close(self) -> None:
-        self.lose("closed")
-        self.closed.set()
-
-    def wake(self) -> None:
-        """No waiters."""
 
 
 class Connector:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from prometheus_client import CollectorRegistry, Counter
 
 from attention_client.engines.transformers.dry_run import RouterDryRun
 from attention_client.engines.transformers.model import load_model
@@ -77,32 +80,16 @@ def test_a_dry_run_in_parts_equals_the_whole(checkpoint: Callable[..., Path]) ->
 
 
 def test_routes_of_micro_batches_are_in_batch_order(checkpoint: Callable[..., Path]) -> None:
-    from prometheus_client import CollectorRegistry, Counter
-
     tokens_BT = torch.arange(20, 20 + 5 * 11).view(5, 11)
     whole, _ = load(checkpoint())
     expected_LTK = routes(whole, tokens_BT, 2)
 
-    class Turns(NoExperts):
-        def start_layer_call(self, layer: int, x_TH: torch.Tensor, *_: Any) -> Any:
-            self.calls += 1
-            return Call(x_TH)
+    model, cluster = load(checkpoint())
 
-    class Call:
-        def __init__(self, x_TH: torch.Tensor) -> None:
-            self.x_TH = x_TH
+    def start_layer_call(layer: int, x_TH: torch.Tensor, *_: Any) -> Any:
+        return nullcontext(SimpleNamespace(finish=lambda: torch.zeros_like(x_TH)))
 
-        def __enter__(self) -> Any:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            pass
-
-        def finish(self) -> torch.Tensor:
-            return torch.zeros_like(self.x_TH)
-
-    cluster = Turns()
-    model = load_model(Checkpoint.open(checkpoint()), cluster)  # type: ignore[arg-type]
+    cluster.start_layer_call = start_layer_call  # type: ignore[attr-defined]
     counter = Counter("forwards", "", ["batch"], registry=CollectorRegistry())
     DoubleBatch(model, "on", counter)
     assert (routes(model, tokens_BT, 2) == expected_LTK).all()

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import grpc
 import pytest
@@ -142,17 +143,12 @@ def no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def no_watch(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    monkeypatch.setattr(shared, "watch_process", refuse)
+    too_many = OSError(errno.EMFILE, "Too many open files")
+    monkeypatch.setattr(shared, "watch_process", Mock(side_effect=too_many))
 
 
 def ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise ProcessLookupError
-
-    monkeypatch.setattr(shared, "watch_process", refuse)
+    monkeypatch.setattr(shared, "watch_process", Mock(side_effect=ProcessLookupError))
 
 
 @pytest.mark.parametrize("obstacle", [another_user, not_allowed, no_memory, no_watch, ended])
@@ -204,12 +200,8 @@ def test_a_link_that_fails_gives_its_slots_back(
     server: Server, monkeypatch: pytest.MonkeyPatch, transport: str
 ) -> None:
     """Whatever it fails with."""
-
-    def broken(*_: object) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr(shared, "_attach", broken)
-    monkeypatch.setattr(automatic, "GrpcLink", broken)
+    monkeypatch.setattr(shared, "_attach", Mock(side_effect=MemoryError))
+    monkeypatch.setattr(automatic, "GrpcLink", Mock(side_effect=MemoryError))
     config = AttentionClientConfig(transport=transport)
     host = Member("s", Role.EXPERT_SERVER, 1, "h", server.address, MemberState.SERVING)
     channels: list[grpc.Channel] = []
