@@ -66,7 +66,7 @@ SCHEMAS = st.recursive(
 )
 
 
-@settings(max_examples=25)
+@settings(max_examples=20)
 @given(SCHEMAS, st.integers(0, 2**31), st.booleans())
 def test_an_answer_follows_a_random_schema(
     compiler: GrammarCompiler, schema: dict[str, Any], seed: int, evict: bool

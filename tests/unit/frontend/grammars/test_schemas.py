@@ -80,13 +80,11 @@ USUAL: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("schema", USUAL)
-def test_200_of_200_answers_follow_their_schemas(
-    compiler: GrammarCompiler, schema: dict[str, Any]
-) -> None:
+def test_answers_follow_their_schemas(compiler: GrammarCompiler, schema: dict[str, Any]) -> None:
     # Not "date": RFC 3339 has a year 0, and Python has none.
     checker = jsonschema.FormatChecker(("uuid", "ipv4"))
     grammar = compiled(compiler, part("json", json.dumps(schema)))
-    for seed in range(10):
+    for seed in range(6):
         answer = random_answer(grammar, VOCABULARY, seed)
         assert answer is not None
         jsonschema.validate(json.loads(TOKENIZER.decode(answer)), schema, format_checker=checker)
@@ -125,10 +123,9 @@ def test_200_of_200_answers_follow_their_schemas(
 )
 def test_what_narrows_the_answer_is_done(compiler: GrammarCompiler, schema: dict[str, Any]) -> None:
     answers = set()
+    grammar = compiled(compiler, part("json", json.dumps(schema)))
     for seed in range(12):
-        tokens = random_answer(
-            compiled(compiler, part("json", json.dumps(schema))), VOCABULARY, seed
-        )
+        tokens = random_answer(grammar, VOCABULARY, seed)
         if tokens is not None:
             answers.add(TOKENIZER.decode(tokens))
             jsonschema.validate(json.loads(TOKENIZER.decode(tokens)), schema)
