@@ -296,3 +296,10 @@ def test_fixed_shares_have_no_spare_replicas(cluster: Cluster) -> None:
     cluster._on_placement(placed(1))
     cluster._on_spares(SpareReplicas(1, {"s2": frozenset({(0, 3)})}))
     assert replicas(cluster) == [1] * 8
+
+
+def test_other_connections_keep_the_list_of_replicas(cluster: Cluster) -> None:
+    cluster._on_placement(placed(1))
+    first = cluster.view().replicas(np.ones(2, bool))
+    cluster._refresh()
+    assert cluster.view().replicas(np.ones(2, bool)) is first

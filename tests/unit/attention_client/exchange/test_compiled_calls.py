@@ -244,8 +244,9 @@ def test_tensors_that_compiled_code_cannot_read(world: World, strided: Any) -> N
     x_TH, ids_TK, scores_TK = world.inputs(4)
     before = world.compiled()
     given_TH, *others = strided(x_TH, ids_TK, scores_TK)
-    out_TH = world.calls.run(0, given_TH, *others, None)
-    assert torch.equal(out_TH, right(given_TH, ids_TK))
+    wanted_T = torch.tensor([True, False, True, True])
+    out_TH = world.calls.run(0, given_TH, *others, wanted_T)
+    assert torch.equal(out_TH, right(given_TH, ids_TK) * wanted_T[:, None])
     assert world.compiled() == before
 
 

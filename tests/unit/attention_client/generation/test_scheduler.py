@@ -146,6 +146,7 @@ def test_a_sequence_that_waits_and_leaves_makes_no_room() -> None:
     assert [len(run(of)) for _ in range(4)] == [2, 2, 2, 1]
     of.add(sequence("c", 1, answer=1, first=80))
     of.remove("c")
+    of.remove("unknown")
     assert [part[0] for part in run(of)] == ["a"]
 
 
