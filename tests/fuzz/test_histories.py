@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import hypothesis
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -83,19 +82,19 @@ def histories(draw: Any) -> tuple[list[dict[str, Any]], list[str]]:
 STRICT = {"mistral", "mixtral", "mistral_small"}
 
 
-@pytest.mark.parametrize("template", TEMPLATES)
-def test_nothing_is_erased(template: str, budget: Callable[..., hypothesis.settings]) -> None:
+def test_nothing_is_erased(budget: Callable[..., hypothesis.settings]) -> None:
     @budget(200)
     @given(history=histories(), tools=st.booleans())
     def check(history: tuple[list[dict[str, Any]], list[str]], tools: bool) -> None:
         messages, words = history
         fields = {"tools": [TOOL], "tool_choice": "required"} if tools else {}
-        try:
-            text = prompt(template, *messages, **fields)
-        except ApiError as refusal:
-            if template not in STRICT or "template refuses these messages: " not in refusal.message:
+        for template in TEMPLATES:
+            try:
+                text = prompt(template, *messages, **fields)
+            except ApiError as refusal:
+                if template in STRICT and "template refuses these messages: " in refusal.message:
+                    continue
                 raise
-            return
-        assert [word for word in words if word not in text] == []
+            assert [word for word in words if word not in text] == [], template
 
     check()

@@ -54,9 +54,8 @@ OPERATIONS = (
 def served() -> Iterator[Box]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    box = Box()
-    yield box
-    box.close()
+    with Box() as box:
+        yield box
     torch.set_num_threads(before)
 
 

@@ -204,13 +204,12 @@ def main() -> None:
     bind_to_launcher()
     stage = Stage()
     dashboard = Dashboard(lambda: stage, Operator(), period_s=PERIOD_S)
-    box = Box(dashboard=dashboard)
-    scenes = commands_from(arguments["control"])
-    announce(ready=box.url)
-    for scene, reply in scenes:
-        stage.show(scene)
-        reply(None)
-    box.close()
+    with Box(dashboard=dashboard) as box:
+        scenes = commands_from(arguments["control"])
+        announce(ready=box.url)
+        for scene, reply in scenes:
+            stage.show(scene)
+            reply(None)
 
 
 if __name__ == "__main__":

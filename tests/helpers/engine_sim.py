@@ -181,6 +181,12 @@ class EngineWorld:
             call()
         self.now = until
 
+    def run_to_end(self, works: Sequence[Work], until: float) -> None:
+        """Run until these requests have ended, and for a while longer."""
+        while self.now < until and not all(work.id in self.ended for work in works):
+            self.run(self.now + 1.0)
+        self.run(self.now + 5.0)
+
     def later(self, seconds: float, call: Callable[[], None]) -> None:
         self._after(seconds, call)
 

@@ -42,6 +42,7 @@ from frontend.defaults import ModelFiles
 from frontend.limits import ServeLimits
 from frontend.network.server import HttpServer
 from frontend.tracing import RequestTraces
+from waiting import eventually
 
 VOCABULARY = 260
 END = 257
@@ -140,7 +141,7 @@ def app_over(
 
 
 class Box:
-    """A server over a tiny model whose experts can fail, break or be slow."""
+    """A server over a tiny model whose experts can fail, break or be slow; a context manager."""
 
     def __init__(
         self,
@@ -215,12 +216,16 @@ class Box:
         )
 
     def wait_idle(self) -> None:
-        deadline = time.monotonic() + 20
-        while self.metric("eaas_num_requests_running") + self.metric("eaas_num_requests_waiting"):
-            assert time.monotonic() < deadline, "requests are left in the engine"
-            time.sleep(0.02)
+        eventually(lambda: self.open_requests() == 0, 20.0, "the end of all requests")
 
-    def close(self) -> None:
+    def open_requests(self) -> float:
+        """Requests that run or wait in the engine."""
+        return sum(self.metric(f"eaas_num_requests_{what}") for what in ("running", "waiting"))
+
+    def __enter__(self) -> Box:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self.http.close()
         self.openai.close()
         self.server.stop(5.0)

@@ -66,7 +66,6 @@ def test_shm_to_one_server_and_grpc_to_another(
 ) -> None:
     if why := why_no_namespaces():
         pytest.skip(why)
-    torch.set_num_threads(1)
     path = checkpoint("qwen3_moe")
     with ApartCluster(path, servers=2, redundancy=1, clients=0, fork_server=fork_server) as cluster:
         model = attention_client.load(path, cluster.monitor_address)

@@ -56,7 +56,6 @@ def logits(checkpoint: Checkpoint) -> torch.Tensor:
 @pytest.mark.parametrize("arch", ["qwen3_moe", "mixtral", "gpt_oss"])
 def test_the_experts_shard_is_not_opened(tmp_path: Path, arch: str) -> None:
     """The shard is deleted before the weights are loaded."""
-    torch.set_num_threads(1)
     path = tmp_path / arch
     write_demo_model(path, arch=arch, layers=2, hidden=64, experts=8, top_k=2)
     expected = logits(Checkpoint.open(path))

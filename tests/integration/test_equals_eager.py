@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,13 @@ TRANSPORTS = ("shm", pytest.param("grpc", marks=pytest.mark.nightly), NIXL)
 NEW_TOKENS = 24
 
 
+def served_as(*usual: str) -> list[Any]:
+    """All architectures; the usual ones in every run (test_random_checkpoints.py has all in every run)."""
+    names = ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "deepseek_v3", "gpt_oss")
+    return [pytest.param(n, marks=[pytest.mark.nightly] * (n not in usual)) for n in names]
+
+
+@pytest.mark.parametrize("served", served_as("qwen3_moe", "deepseek_v3", "gpt_oss"), indirect=True)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_tokens_and_logits(served: tuple[Path, LocalCluster], transport: str) -> None:
     path, cluster = served
@@ -36,14 +44,7 @@ def test_tokens_and_logits(served: tuple[Path, LocalCluster], transport: str) ->
         assert difference.abs().max() < 1e-4
 
 
-@pytest.mark.parametrize(
-    "served",
-    [
-        pytest.param(arch, marks=[pytest.mark.nightly] * (arch not in ("qwen3_moe", "gpt_oss")))
-        for arch in ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "deepseek_v3", "gpt_oss")
-    ],
-    indirect=True,
-)
+@pytest.mark.parametrize("served", served_as("qwen3_moe", "gpt_oss"), indirect=True)
 def test_ended_rows_are_not_dispatched(served: tuple[Path, LocalCluster]) -> None:
     """Ended rows are fed placeholders: same tokens, fewer dispatched pairs."""
     path, cluster = served

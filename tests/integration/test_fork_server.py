@@ -25,6 +25,7 @@ from eaas_cli.local import LocalCluster
 from eaas_cli.local import fork_server_process as process
 from eaas_cli.local.fork_server import CONTROL_MODULES, Forked, ForkServer
 from eaas_cli.local.process import ChildProcess, lifeline, wait_ready
+from refusals import refusal
 from waiting import eventually
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
@@ -136,11 +137,7 @@ def test_the_environment_is_the_launchers_of_this_moment(
 ) -> None:
     monkeypatch.setenv("EAAS_MONITOR__LEASE_S", "0.5")
     refused = ChildProcess("monitor", ["monitor"], None, fork_server=bare)
-    # Its own error message and exit code.
-    with pytest.raises(EaasError, match=r"monitor\.heartbeat_s"):
-        wait_ready([refused], 30)
-    assert refused.reap(30)
-    assert refused.process.returncode == 2
+    assert "monitor.heartbeat_s" in refusal(refused)
     monkeypatch.delenv("EAAS_MONITOR__LEASE_S")
     child = ChildProcess("monitor", ["monitor"], None, fork_server=bare)
     wait_ready([child], 30)

@@ -107,9 +107,8 @@ def box(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     if request.param == "bfloat16":
         plain = http_box.tiny_model
         monkeypatch.setattr(http_box, "tiny_model", lambda kind: plain(kind).bfloat16())
-    box = Box("deepseek_v3", EngineSizes(num_blocks=40, page_size=8, max_batch_tokens=16))
-    yield box
-    box.close()
+    with Box("deepseek_v3", EngineSizes(num_blocks=40, page_size=8, max_batch_tokens=16)) as box:
+        yield box
 
 
 @pytest.mark.parametrize("box", [name for name in VARIANTS if name != "bfloat16"], indirect=True)

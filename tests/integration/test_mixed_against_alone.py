@@ -218,15 +218,6 @@ def run(case: dict[str, Any]) -> None:
     check(tiny_model(**case["model"]), prompts, lengths, limits, case["overlap"])
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Any:
-    """One thread: small products do not gain from more."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.mark.parametrize("rope", ROPES)
 @settings(max_examples=BATCHES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
@@ -243,16 +234,8 @@ def test_random_batches(rope: str, data: st.DataObject) -> None:
         pytest.param("deepseek_v3", "dynamic", marks=pytest.mark.nightly),
     ],
 )
-def test_evicted_requests(arch: str, rope: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evicted_requests(arch: str, rope: str, evicted: list[str]) -> None:
     """They return with a part of their answer; many prompts are shorter than the original context."""
-    evicted: list[str] = []
-    put_back = LiveAdmission.put_back
-
-    def spy(self: LiveAdmission, request: str) -> None:
-        evicted.append(request)
-        put_back(self, request)
-
-    monkeypatch.setattr(LiveAdmission, "put_back", spy)
     prompts = [[(7 * i + j) % VOCABULARY for j in range(4 + 2 * i)] for i in range(16)]
     limits = EngineSizes(num_blocks=12, page_size=8, max_batch_tokens=64)
     check(tiny_model(arch, rope, 3), prompts, [40] * 16, limits, overlap=False)

@@ -23,19 +23,16 @@ from eaas.errors import EaasError
 from eaas.membership.session import MemberSession, Report
 from eaas.types import Member, MemberState, ModelShape, Role
 from eaas_cli.local import LocalCluster
+from eaas_cli.local.fork_server import ForkServer
+from eaas_cli.local.process import ChildProcess
 from monitor.main import Monitor
 from quantized_checkpoint import SCHEMES, quantized_copy
+from refusals import refusal
 
 pytestmark = pytest.mark.integration
 
-# One role with a gRPC server and the one with an HTTP server; the other two serve as the monitor does.
-ROLES = (
-    "monitor",
-    pytest.param("balancer", marks=pytest.mark.nightly),
-    pytest.param("expert-server", marks=pytest.mark.nightly),
-    "frontend",
-)
 PATIENCE_S = 100
+EAAS = (sys.executable, "-m", "eaas_cli")
 
 
 @pytest.fixture(scope="module")
@@ -56,45 +53,35 @@ def taken() -> Iterator[int]:
         server.stop(0).wait()
 
 
-def start(
-    role: str, monitor_address: str, model: Path, *more: str, before: tuple[str, ...] = ()
-) -> subprocess.CompletedProcess[str]:
-    """Run a role's process, which must end by itself."""
-    arguments = [role, *more]
-    if role != "monitor":
-        arguments += ["--join", monitor_address]
-    if role in ("expert-server", "frontend"):
-        arguments += ["--model", str(model)]
-    return subprocess.run(
-        [*before, sys.executable, "-m", "eaas_cli", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+@pytest.fixture
+def refused(fork_server: ForkServer, checkpoint: Callable[..., Path]) -> Callable[..., str]:
+    """Start a role's process, which must refuse; return why."""
+
+    def start(role: str, monitor_address: str, *more: str) -> str:
+        join = () if role == "monitor" else ("--join", monitor_address)
+        model = ("--model", str(checkpoint())) if role in ("expert-server", "frontend") else ()
+        arguments = (role, *join, *model, *more)
+        return refusal(ChildProcess(role, arguments, None, fork_server=fork_server))
+
+    return start
 
 
 def test_a_kernel_that_contradicts_the_device_is_refused(
-    checkpoint: Callable[..., Path], monitor_address: str
+    refused: Callable[..., str], monitor_address: str
 ) -> None:
-    gpu = ("--device", "cuda:0", "--kernel", "native")
-    done = start("expert-server", monitor_address, checkpoint(), *gpu)
-    assert done.returncode == 2, done.stderr
-    (line,) = (each for each in done.stderr.splitlines() if "error" in each)
-    assert "expert_server.device is cuda:0: give --kernel auto or --device cpu" in line
+    why = refused("expert-server", monitor_address, "--device", "cuda:0", "--kernel", "native")
+    assert "expert_server.device is cuda:0: give --kernel auto or --device cpu" in why
 
 
-@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("role", ["monitor", "balancer", "expert-server", "frontend"])
 def test_row_36_a_port_that_is_bound_is_named(
-    role: str, checkpoint: Callable[..., Path], monitor_address: str, taken: int
+    role: str, refused: Callable[..., str], monitor_address: str, taken: int
 ) -> None:
     """Row 36: port already bound: start fails loudly (a second gRPC server binds the same port silently
     unless `so_reuseport` is 0).
     """
-    done = start(role, monitor_address, checkpoint(), "--port", str(taken))
-    assert done.returncode == 2, done.stderr
-    last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith(f"eaas: error: 127.0.0.1:{taken} is in use"), done.stderr
+    why = refused(role, monitor_address, "--port", str(taken))
+    assert why.startswith(f"127.0.0.1:{taken} is in use")
 
 
 def written(file: str, text: str) -> Callable[[Path], object]:
@@ -166,9 +153,13 @@ def test_row_28_shared_memory_is_full(
     SIGBUS.
     """
     free = pages * os.sysconf("SC_PAGE_SIZE")
-    done = start(
-        *("expert-server", monitor_address, checkpoint(), "--kernel", "reference"),
-        before=small_shared_memory(free),
+    words = ("expert-server", "--join", monitor_address, "--model", str(checkpoint()))
+    done = subprocess.run(
+        [*small_shared_memory(free), *EAAS, *words, "--kernel", "reference"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
     assert done.returncode == 2, (done.returncode, done.stderr)
     last = done.stderr.strip().splitlines()[-1]
@@ -232,20 +223,17 @@ def test_a_checkpoint_is_refused_before_the_libraries_are_imported(
 
 
 def test_a_server_with_another_checkpoint_ends(
-    plane: Plane, checkpoint: Callable[..., Path]
+    plane: Plane, checkpoint: Callable[..., Path], refused: Callable[..., str]
 ) -> None:
     address = plane.monitor().address
     shape = ModelShape("mixtral", 4, 64, 2, ("a", "b"), "float32", "0" * 64)
     serving = MemberState.SERVING
     other = Member("other", Role.EXPERT_SERVER, os.getpid(), "here", "", serving, model=shape)
     plane.stack.callback(MemberSession(address, other, report=lambda: Report(serving)).close)
-    own = checkpoint("qwen3_moe")
-    done = start("expert-server", address, own)
-    assert done.returncode == 2, done.stderr
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith(f"eaas: error: {own}: the cluster at {address} serves another")
-    assert "mixtral, 2 layers of 4 experts, digest 000000000000" in last
-    assert "qwen3_moe, 3 layers of 8 experts, digest " in last
+    why = refused("expert-server", address)
+    assert why.startswith(f"{checkpoint()}: the cluster at {address} serves another")
+    assert "mixtral, 2 layers of 4 experts, digest 000000000000" in why
+    assert "qwen3_moe, 3 layers of 8 experts, digest " in why
 
 
 def damage_scales(model: Path) -> str:

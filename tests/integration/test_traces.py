@@ -233,11 +233,8 @@ def test_a_layer_call_that_fails_says_so(make: Callable[..., World]) -> None:
 def test_the_engine_knows_whose_forward_pass_it_is(kind: str) -> None:
     """In a batch, and one request at a time."""
     spans = Spans()
-    box = Box(kind, tracing=spans.tracing)
-    try:
+    with Box(kind, tracing=spans.tracing) as box:
         box.complete(max_tokens=4)
-    finally:
-        box.close()
     request = spans.one("request")
     assert request.attributes is not None
     assert request.attributes["gen_ai.usage.output_tokens"] == 4

@@ -90,7 +90,6 @@ class Client:
 
 @pytest.fixture(scope="session")
 def expected(checkpoint: Callable[..., Path]) -> torch.Tensor:
-    torch.set_num_threads(1)
     return generate(eager(checkpoint("qwen3_moe")), prompts(2), NEW_TOKENS)
 
 

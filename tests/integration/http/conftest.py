@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from functools import cache
 from typing import Any
 
 import pytest
-import torch
 
 from browser import WIDE, Watched, chromium, open_page
 from eaas_cli.local.fork_server import ForkServer
@@ -15,19 +15,16 @@ from http_box import Box
 from ui_fixture import UiFixture
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+@pytest.fixture(scope="session")
+def boxes() -> Iterator[Callable[[str], Box]]:
+    """The server over each kind of tiny model, for all files."""
+    with ExitStack() as stack:
+        yield cache(lambda kind: stack.enter_context(Box(kind)))
 
 
 @pytest.fixture(scope="module")
-def shared_box() -> Iterator[Box]:
-    box = Box()
-    yield box
-    box.close()
+def shared_box(boxes: Callable[[str], Box]) -> Box:
+    return boxes("qwen3_moe")
 
 
 @pytest.fixture
@@ -39,19 +36,16 @@ def box(shared_box: Box) -> Iterator[Box]:
 
 
 @pytest.fixture(scope="module", params=["qwen3_moe", "qwen3_next"])
-def engine(request: pytest.FixtureRequest) -> Iterator[Box]:
+def engine(request: pytest.FixtureRequest, boxes: Callable[[str], Box]) -> Box:
     """A server with continuous batching, and one that runs one request at a time."""
-    box = Box(request.param)
-    yield box
-    box.close()
+    return boxes(request.param)
 
 
 @pytest.fixture
 def own_box() -> Iterator[Box]:
     """A server that the test may break."""
-    box = Box()
-    yield box
-    box.close()
+    with Box() as box:
+        yield box
 
 
 @pytest.fixture(scope="session")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from typing import Any
 
 import openai
@@ -101,15 +101,12 @@ def test_openai_models_and_errors(box: Box) -> None:
 def test_an_end_token_at_the_last_position_is_a_stop(shared_box: Box) -> None:
     tokens = shared_box.expected["Hello"]
     first = tokens.index(tokens[5])
-    box = Box(generation={"eos_token_id": [tokens[5]]})
-    try:
+    with Box(generation={"eos_token_id": [tokens[5]]}) as box:
         for allowed, reason in ((first + 1, "stop"), (first + 9, "stop"), (first, "length")):
             answer = box.complete(max_tokens=allowed, ignore_eos=False)
             assert answer["choices"][0]["finish_reason"] == reason
             assert answer["usage"]["completion_tokens"] == min(allowed, first + 1)
             assert answer["choices"][0]["text"] == shared_box.text("Hello", first)
-    finally:
-        box.close()
 
 
 def test_default_budgets(box: Box) -> None:
@@ -121,7 +118,7 @@ def test_default_budgets(box: Box) -> None:
 
 
 def test_the_context_is_the_extended_one() -> None:
-    with closing(Box("yarn")) as box:
+    with Box("yarn") as box:
         prompt = list(range(40))  # more than max_position_embeddings
         expected = greedy(tiny_model("yarn"), prompt, 88)
         answer = box.complete(prompt, max_tokens=88)
@@ -155,14 +152,11 @@ def test_one_token_answers_never_hang(box: Box) -> None:
 @pytest.mark.parametrize(
     ("kind", "batched"), [("gpt_oss", True), ("deepseek_v3", True), ("qwen3_next", False)]
 )
-def test_other_attentions(kind: str, batched: bool) -> None:
-    box = Box(kind)
-    try:
-        before = box.forwards
-        with ThreadPoolExecutor(3) as pool:
-            answers = list(pool.map(box.complete, box.expected))
-        assert [a["choices"][0]["text"] for a in answers] == [box.text(p) for p in box.expected]
-        assert (box.forwards - before < 3 * 24) == batched
-        assert box.model.config._attn_implementation == ("eaas_flash" if batched else "sdpa")
-    finally:
-        box.close()
+def test_other_attentions(boxes: Callable[[str], Box], kind: str, batched: bool) -> None:
+    box = boxes(kind)
+    before = box.forwards
+    with ThreadPoolExecutor(3) as pool:
+        answers = list(pool.map(box.complete, box.expected))
+    assert [a["choices"][0]["text"] for a in answers] == [box.text(p) for p in box.expected]
+    assert (box.forwards - before < 3 * 24) == batched
+    assert box.model.config._attn_implementation == ("eaas_flash" if batched else "sdpa")

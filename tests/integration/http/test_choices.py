@@ -21,9 +21,8 @@ FEW = 6
 @pytest.fixture(scope="module")
 def limited() -> Iterator[Box]:
     limits = ServeLimits(max_requests=FEW)
-    box = Box(limits=limits)
-    yield box
-    box.close()
+    with Box(limits=limits) as box:
+        yield box
 
 
 def texts(answer: dict[str, Any]) -> list[str]:

@@ -31,9 +31,8 @@ class Anything(pydantic.BaseModel):
 
 @pytest.fixture(scope="module")
 def shared_box() -> Iterator[Box]:
-    box = Box(sizes=replace(SIZES, num_blocks=500))
-    yield box
-    box.close()
+    with Box(sizes=replace(SIZES, num_blocks=500)) as box:
+        yield box
 
 
 @pytest.fixture(autouse=True)

@@ -23,17 +23,15 @@ def open_box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
     file = tmp_path_factory.mktemp("keys") / "keys"
     file.write_text(f"{KEY}\n")
     file.chmod(0o600)
-    box = Box(origins=[PAGE], keys=ApiKeys(file))
-    yield box
-    box.close()
+    with Box(origins=[PAGE], keys=ApiKeys(file)) as box:
+        yield box
 
 
 @pytest.fixture(scope="module")
 def own_machine_box() -> Iterator[Box]:
     """An endpoint on loopback that allows any origin, of which one has an allowed host."""
-    box = Box(origins=["*"], hosts=["app.example"])
-    yield box
-    box.close()
+    with Box(origins=["*"], hosts=["app.example"]) as box:
+        yield box
 
 
 def preflight(box: Box, origin: str, path: str = "/v1/chat/completions", **headers: str) -> Any:

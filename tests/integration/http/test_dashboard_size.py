@@ -16,7 +16,7 @@ from browser import Watched, open_page
 from eaas_cli.local import LocalCluster
 from ui_fixture import UiFixture
 
-pytestmark = [pytest.mark.integration, pytest.mark.alone, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 VIEWERS = 3
 SETTLE_S, WATCH_S, WATCHES = 2.0, 4.0, 5
@@ -32,6 +32,7 @@ def used(pids: list[int]) -> float:
     return (sum(map(processor_s, pids)) - before_s) / (time.monotonic() - started)
 
 
+@pytest.mark.alone
 @pytest.mark.nightly
 def test_one_viewer_costs_less_than_three_hundredths_of_a_core(
     browser: Any, checkpoint: Callable[..., Path], start_cluster: Callable[..., LocalCluster]

@@ -15,9 +15,8 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture(scope="module")
 def sampling_box() -> Iterator[Box]:
-    box = Box(generation={"do_sample": True, "temperature": 1.2, "top_k": 50})
-    yield box
-    box.close()
+    with Box(generation={"do_sample": True, "temperature": 1.2, "top_k": 50}) as box:
+        yield box
 
 
 @pytest.mark.parametrize("form", [(), ("--json",)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
 from typing import Any
 
 import pytest
@@ -43,12 +42,22 @@ def chat(box: Box, *messages: Any, **fields: Any) -> Any:
 )
 def family(request: pytest.FixtureRequest) -> Iterator[Box]:
     kind = "gpt_oss" if request.param == "gpt_oss" else "qwen3_moe"
-    with closing(Box(kind, SIZES, chat_template=template(request.param))) as box:
+    with Box(kind, SIZES, chat_template=template(request.param)) as box:
         yield box
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": TOOL["function"]}])
-@pytest.mark.parametrize("most", [100, 3])
+NAMED = {"type": "function", "function": TOOL["function"]}
+
+
+@pytest.mark.parametrize(
+    ("choice", "most"),
+    [
+        ("required", 100),
+        (NAMED, 3),
+        pytest.param("required", 3, marks=pytest.mark.nightly),
+        pytest.param(NAMED, 100, marks=pytest.mark.nightly),
+    ],
+)
 def test_a_forced_call_and_its_result_go_back(family: Box, choice: Any, most: int) -> None:
     """The limit of 3 tokens cuts the call, or its arguments, off."""
     fields = {"tools": [TOOL], "tool_choice": choice, "parallel_tool_calls": False}

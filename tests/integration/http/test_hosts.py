@@ -13,9 +13,8 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture(scope="module")
 def own_machine_box() -> Iterator[Box]:
-    box = Box(hosts=["proxy.lan"])
-    yield box
-    box.close()
+    with Box(hosts=["proxy.lan"]) as box:
+        yield box
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from http_box import LIMITS, Box, error_of
+from http_box import Box, error_of
 from raw_http import answer_of, connected, exchange, head, post, read_all, read_until
+from waiting import eventually
 
 pytestmark = pytest.mark.integration
 
@@ -22,9 +23,8 @@ CLOSE = "Connection: close"
 
 @pytest.fixture(scope="module")
 def own_machine_box() -> Iterator[Box]:
-    box = Box(hosts=())
-    yield box
-    box.close()
+    with Box(hosts=()) as box:
+        yield box
 
 
 @pytest.mark.parametrize(
@@ -188,8 +188,7 @@ def test_a_client_may_close_its_sending_side(box: Box, http: str) -> None:
 def test_a_client_that_leaves_is_told_from_one_that_half_closes(
     http: str, stream: bool, waits: bool
 ) -> None:
-    box = Box(limits=LIMITS)
-    try:
+    with Box() as box:
         box.slow_s = 0.05
         body = BODY | {"max_tokens": 150, "stream": stream}
         with contextlib.ExitStack() as stack:
@@ -203,12 +202,5 @@ def test_a_client_that_leaves_is_told_from_one_that_half_closes(
                     read_until(connection, lambda seen: b"\r\n\r\n" in seen)
                 else:
                     time.sleep(0.3)
-            deadline = time.monotonic() + 4
-            while box.metric("eaas_num_requests_running") + box.metric(
-                "eaas_num_requests_waiting"
-            ) > int(waits):
-                assert time.monotonic() < deadline, "its request still runs"
-                time.sleep(0.05)
-    finally:
+            eventually(lambda: box.open_requests() <= int(waits), 4.0, "its request's end")
         box.slow_s = 0.0
-        box.close()

@@ -37,9 +37,8 @@ def keys_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def locked(keys_file: Path) -> Iterator[Box]:
     limits = dataclasses.replace(LIMITS, head_timeout_s=HEAD_S)
-    box = Box(limits=limits, keys=ApiKeys(keys_file), dashboard=Dashboard(Stage))
-    yield box
-    box.close()
+    with Box(limits=limits, keys=ApiKeys(keys_file), dashboard=Dashboard(Stage)) as box:
+        yield box
 
 
 WRONG_KEYS = (None, "", "Bearer", "Bearer none", f"Basic {KEY}", KEY, f"Bearer {KEY}x")

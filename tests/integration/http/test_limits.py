@@ -20,18 +20,16 @@ BODY = {"prompt": "abc", "max_tokens": 24, "ignore_eos": True}
 
 def test_requests_beyond_the_limit_are_refused() -> None:
     """Even if they all arrive before the first one reaches the engine."""
-    limits = ServeLimits(max_requests=MOST)
-    box = Box(limits=limits)
 
-    async def ask(count: int) -> list[httpx.Response]:
+    async def ask(box: Box, count: int) -> list[httpx.Response]:
         connections = httpx.Limits(max_connections=count)
         async with httpx.AsyncClient(base_url=box.url, timeout=60, limits=connections) as http:
             posts = [http.post("/v1/completions", json=BODY) for _ in range(count)]
             return list(await asyncio.gather(*posts))
 
-    try:
+    with Box(limits=ServeLimits(max_requests=MOST)) as box:
         box.slow_s = 0.05
-        responses = asyncio.run(ask(4 * MOST))
+        responses = asyncio.run(ask(box, 4 * MOST))
         box.slow_s = 0.0
         statuses = Counter(response.status_code for response in responses)
         assert statuses.keys() == {200, 429}
@@ -42,16 +40,12 @@ def test_requests_beyond_the_limit_are_refused() -> None:
         assert error_of(refused)["message"].startswith(f"{MOST} requests are already running")
         assert refused.headers["retry-after"] == "1"
         box.wait_idle()
-        assert {r.status_code for r in asyncio.run(ask(MOST))} == {200}
-    finally:
-        box.close()
+        assert {r.status_code for r in asyncio.run(ask(box, MOST))} == {200}
 
 
 def test_bodies_that_need_too_much_memory_are_refused_and_small_ones_served() -> None:
-    limits = ServeLimits(max_bodies_bytes=1_000_000)
-    box = Box(limits=limits)
     body = BODY | {"stream": True, "max_tokens": 100, "metadata": "m" * 400_000}
-    try:
+    with Box(limits=ServeLimits(max_bodies_bytes=1_000_000)) as box:
         with ExitStack() as running:
             box.slow_s = 0.5  # so that all run at the same time
             statuses, refused = [], None
@@ -70,8 +64,6 @@ def test_bodies_that_need_too_much_memory_are_refused_and_small_ones_served() ->
         box.wait_idle()
         with box.http.stream("POST", "/v1/completions", json=body) as response:
             assert response.status_code == 200
-    finally:
-        box.close()
 
 
 def test_an_idle_cache_is_not_in_use(box: Box) -> None:

@@ -97,8 +97,7 @@ def test_a_bug_in_the_model_fails_all_requests(own_box: Box) -> None:
 
 
 def test_a_full_cache_admits_requests_after_the_running_ones_left() -> None:
-    box = Box(sizes=replace(SIZES, num_blocks=16))
-    try:
+    with Box(sizes=replace(SIZES, num_blocks=16)) as box:
         box.slow_s = 0.01
         body = {"max_tokens": 90, "ignore_eos": True, "stream": True}
         # The prompts differ from the first token on and share no blocks.
@@ -114,5 +113,3 @@ def test_a_full_cache_admits_requests_after_the_running_ones_left() -> None:
             stream.__exit__(None, None, None)
         box.slow_s = 0.0
         assert box.complete()["choices"][0]["text"] == box.text("Hello")
-    finally:
-        box.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from operator import itemgetter
 from typing import Any
@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from attention_client.generation import sequential
-from attention_client.generation.live_admission import LiveAdmission
 from decoding import greedy
 from frontend.requests.logprobs import TokenTexts
 from http_box import CHAT, VOCABULARY, Box, events, tiny_model
@@ -38,10 +37,8 @@ class Reference:
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def both(request: pytest.FixtureRequest) -> Iterator[tuple[Box, Reference]]:
-    box = Box(request.param)
-    yield box, Reference(request.param)
-    box.close()
+def both(request: pytest.FixtureRequest, boxes: Callable[[str], Box]) -> tuple[Box, Reference]:
+    return boxes(request.param), Reference(request.param)
 
 
 def close(got: list[float], expected: Any) -> None:
@@ -190,18 +187,10 @@ def test_other_requests_keep_their_answers(box: Box) -> None:
         assert choice["text"].removeprefix(prompt) == box.text(prompt)
 
 
-def test_evicted_prompts_are_scored_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evicted_prompts_are_scored_once(evicted: list[str]) -> None:
     """More tokens than the cache holds: requests leave the cache, come back and report as if alone."""
-    evicted = []
-    put_back = LiveAdmission.put_back
-
-    def spy(self: LiveAdmission, request: str) -> None:
-        evicted.append(request)
-        put_back(self, request)
-
-    monkeypatch.setattr(LiveAdmission, "put_back", spy)
-    box, reference = Box(), Reference("qwen3_moe")
-    try:
+    reference = Reference("qwen3_moe")
+    with Box() as box:
         prompts = [[(11 * i + j * j) % 200 for j in range(40)] for i in range(8)]
 
         def ask(prompt: list[int]) -> dict[str, Any]:
@@ -216,5 +205,3 @@ def test_evicted_prompts_are_scored_once(monkeypatch: pytest.MonkeyPatch) -> Non
             close(choice["logprobs"]["token_logprobs"][1:40], expected)
             assert all(math.isfinite(each) for each in choice["logprobs"]["token_logprobs"][40:])
         assert evicted
-    finally:
-        box.close()

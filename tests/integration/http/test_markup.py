@@ -40,9 +40,8 @@ FIXED = {"const": "a</tool_call>b<|im_end|> <think>x</think>"}
 
 @pytest.fixture(scope="module")
 def chatml() -> Iterator[Box]:
-    box = Box(sizes=replace(SIZES, num_blocks=200), chat_template=CHATML)
-    yield box
-    box.close()
+    with Box(sizes=replace(SIZES, num_blocks=200), chat_template=CHATML) as box:
+        yield box
 
 
 def script(answer: str) -> dict[str, Any]:

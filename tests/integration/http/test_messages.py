@@ -190,9 +190,8 @@ def test_a_failure(box: Box) -> None:
 @pytest.fixture
 def locked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Box]:
     monkeypatch.setenv("EAAS_API_KEY", "secret")
-    box = Box(keys=ApiKeys(None))
-    yield box
-    box.close()
+    with Box(keys=ApiKeys(None)) as box:
+        yield box
 
 
 def test_keys(locked: Box) -> None:

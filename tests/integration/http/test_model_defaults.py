@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import closing
 from typing import Any
 
 import pytest
@@ -28,7 +27,7 @@ def box(request: pytest.FixtureRequest) -> Iterator[Box]:
         "max_new_tokens": 9,
         "eos_token_id": [OTHER_END],
     }
-    with closing(Box(request.param, generation=generation)) as box:
+    with Box(request.param, generation=generation) as box:
         yield box
 
 
@@ -83,7 +82,7 @@ def test_fields_that_are_not_supported_are_named_once_and_change_nothing(
     kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     generation = {"suppress_tokens": [*range(32, 127)], "num_beams": 3, "no_repeat_ngram_size": 1}
-    with caplog.at_level(logging.WARNING), closing(Box(kind, generation=generation)) as box:
+    with caplog.at_level(logging.WARNING), Box(kind, generation=generation) as box:
         assert box.complete()["choices"][0]["text"] == box.text("Hello")
     (said,) = (r.message for r in caplog.records if "generation_config.json" in r.message)
     assert said.count("\n") == 0

@@ -50,9 +50,8 @@ BODY = {"prompt": "Hello", "max_tokens": 40, "ignore_eos": True}
 
 @pytest.fixture(scope="module")
 def box() -> Iterator[Box]:
-    box = Box(limits=dataclasses.replace(LIMITS, ping_s=0.5), hosts=())
-    yield box
-    box.close()
+    with Box(limits=dataclasses.replace(LIMITS, ping_s=0.5), hosts=()) as box:
+        yield box
 
 
 @pytest.fixture(scope="module", params=SETTINGS)

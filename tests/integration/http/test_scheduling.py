@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from prometheus_client import CollectorRegistry
 from transformers import AutoTokenizer
 
 from attention_client.engines.transformers.model import load_model
-from attention_client.generation.live_admission import LiveAdmission
 from attention_client.generation.sizes import EngineSizes
 from attention_client.scheduler.recording import read_recording
 from decoding import answers
@@ -41,7 +39,7 @@ def experts_of(path: Path) -> LocalExperts:
 
 
 class Served:
-    """A server with a scheduler."""
+    """A server with a scheduler; a context manager."""
 
     def __init__(self, path: Path, **config: Any) -> None:
         experts = experts_of(path)
@@ -73,17 +71,11 @@ class Served:
         words = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
         return {name: float(value) for name, value in words}
 
-    def close(self) -> None:
+    def __enter__(self) -> Served:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self.server.stop(5.0)
-
-
-@contextmanager
-def served(path: Path, **config: Any) -> Iterator[Served]:
-    box = Served(path, **config)
-    try:
-        yield box
-    finally:
-        box.close()
 
 
 SMALL: dict[str, Any] = {"batch_size": 2, "window_size": 6}
@@ -93,7 +85,7 @@ def test_strategies_give_the_tokens_of_fcfs(
     checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:
     path = checkpoint("gpt_oss")
-    with served(path, **SMALL) as box:
+    with Served(path, **SMALL) as box:
         expected = box.ask(PROMPTS)
         assert box.metrics()['eaas_scheduler_strategy{strategy="fcfs"}'] == 1  # the default
         # It looks at no load, so none is predicted.
@@ -102,7 +94,7 @@ def test_strategies_give_the_tokens_of_fcfs(
         assert box.metrics().get('eaas_scheduler_choices_total{chosen="others"}', 0) == 0
     for name in ("greedy_variance", "differencing", "random"):
         record = tmp_path / f"{name}.jsonl"
-        with served(path, strategy=name, record=str(record), **SMALL) as box:
+        with Served(path, strategy=name, record=str(record), **SMALL) as box:
             assert box.ask(PROMPTS) == expected, name
         found = replay(record)
         assert len(found.choices) > 3
@@ -112,7 +104,7 @@ def test_strategies_give_the_tokens_of_fcfs(
 
 
 def test_choices_are_counted(checkpoint: Callable[..., Path]) -> None:
-    with served(checkpoint(), strategy="greedy_variance", **SMALL) as box:
+    with Served(checkpoint(), strategy="greedy_variance", **SMALL) as box:
         box.ask(PROMPTS)
         found = box.metrics()
         assert found['eaas_scheduler_strategy{strategy="greedy_variance"}'] == 1
@@ -137,7 +129,7 @@ def test_choices_are_counted(checkpoint: Callable[..., Path]) -> None:
 def test_steps_are_recorded(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
     """Each prompt token is in one step, and each further token of an answer in a step of its own."""
     record = tmp_path / "queue.jsonl"
-    with served(checkpoint(), record=str(record), **SMALL) as box:
+    with Served(checkpoint(), record=str(record), **SMALL) as box:
         box.ask(PROMPTS)
     events = read_recording(record)[1]
     assert any(event.get("probe", 0.0) > 0 for event in events)
@@ -153,7 +145,7 @@ def test_a_request_cancelled_while_waiting_is_removed(
     checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:
     record = tmp_path / "queue.jsonl"
-    with served(checkpoint(), record=str(record), **SMALL) as box:
+    with Served(checkpoint(), record=str(record), **SMALL) as box:
 
         async def impatient() -> None:
             body = {"prompt": [30] * 20, "max_tokens": 150, "ignore_eos": True}
@@ -193,7 +185,7 @@ def test_a_strategy_that_fails_is_replaced(
     info.mkdir()
     (info / "entry_points.txt").write_text("[eaas.strategies]\nbroken = broken_strategy:Broken\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with served(checkpoint(), strategy="broken", **SMALL) as box:
+    with Served(checkpoint(), strategy="broken", **SMALL) as box:
         assert len(box.ask(PROMPTS)) == len(PROMPTS)
         found = box.metrics()
         assert found['eaas_scheduler_strategy{strategy="broken"}'] == 0
@@ -202,7 +194,7 @@ def test_a_strategy_that_fails_is_replaced(
 
 
 def test_a_model_without_batching_is_served_by_age(checkpoint: Callable[..., Path]) -> None:
-    with served(checkpoint("deepseek_v3", "float16"), strategy="greedy_variance") as box:
+    with Served(checkpoint("deepseek_v3", "float16"), strategy="greedy_variance") as box:
         assert len(box.ask(PROMPTS[:2])) == 2
         found = box.metrics()
         assert found['eaas_scheduler_strategy{strategy="greedy_variance"}'] == 0
@@ -210,19 +202,11 @@ def test_a_model_without_batching_is_served_by_age(checkpoint: Callable[..., Pat
 
 
 def test_requests_evicted_from_a_full_cache_return(
-    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    checkpoint: Callable[..., Path], evicted: list[str]
 ) -> None:
     """More running requests than the cache holds: all get their tokens, and evicted ones keep their loads."""
-    evicted: list[str] = []
-    put_back = LiveAdmission.put_back
-
-    def spy(self: LiveAdmission, request: str) -> None:
-        evicted.append(request)
-        put_back(self, request)
-
-    monkeypatch.setattr(LiveAdmission, "put_back", spy)
     config = {"strategy": "greedy_variance", "batch_size": 8, "window_size": 10}
-    with served(checkpoint(), **config) as box:
+    with Served(checkpoint(), **config) as box:
         expected = [box.ask([prompt], 90)[0] for prompt in PROMPTS[:6]]
         assert not evicted
         assert box.ask(PROMPTS[:6], 90) == expected
