@@ -94,13 +94,15 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Make a small checkpoint of an architecture, once per session."""
     made: dict[str, Path] = {}
 
-    def make(arch: str = "qwen3_moe", dtype: str = "float32", shard_size: str = "1MB") -> Path:
-        name = f"{arch}-{dtype}-{shard_size}"
+    def make(
+        arch: str = "qwen3_moe", dtype: str = "float32", shard_size: str = "1MB", layers: int = 3
+    ) -> Path:
+        name = f"{arch}-{dtype}-{shard_size}-{layers}"
         if name not in made:
             from eaas_cli.demo_model import write_demo_model
 
             made[name] = tmp_path_factory.mktemp("checkpoints") / name
-            sizes: dict[str, Any] = {"layers": 3, "hidden": 64, "experts": 8, "top_k": 2}
+            sizes: dict[str, Any] = {"layers": layers, "hidden": 64, "experts": 8, "top_k": 2}
             sizes |= {"seed": 1, "max_shard_size": shard_size}
             write_demo_model(made[name], arch=arch, dtype=dtype, **sizes)
         return made[name]

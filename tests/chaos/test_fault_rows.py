@@ -55,7 +55,6 @@ def once(combined: list[np.ndarray]) -> bool:
     return right
 
 
-@pytest.mark.alone
 @pytest.mark.timeout(240 + 30 * ROUNDS)
 def test_row_1_a_server_killed_in_the_middle_of_a_batch(
     chaos: ChaosWorld, combined: list[np.ndarray]
@@ -124,7 +123,6 @@ def computing(chaos: ChaosWorld) -> list[str]:
     return [server for server in SERVERS if chaos.throttle(server).computing]
 
 
-@pytest.mark.alone
 def test_row_3_a_server_that_stops_and_wakes(chaos: ChaosWorld) -> None:
     """Row 3: SIGSTOP a server 5 s, then SIGCONT (gray failure): the hedge or failover wins within the
     layer's budget; SUSPECT then DEAD; on waking it finds its lease gone, drops its queue and

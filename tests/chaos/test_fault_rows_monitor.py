@@ -48,7 +48,6 @@ def connections(client: Client) -> list[tuple[str, int]]:
     return [(c.server_id, c.incarnation) for c in client.cluster.view().connections if c]
 
 
-@pytest.mark.alone
 def test_row_5_a_wedged_loop_behind_a_live_heartbeat(chaos: ChaosWorld) -> None:
     """Row 5: its compute loop wedged, its heartbeat thread alive: the heartbeat carries a progress
     counter; NOT_SERVING within W.

@@ -30,13 +30,13 @@ def is_free(port: int) -> bool:
         return True
 
 
-# Each signal at each moment. Idle clusters end by SIGINT in test_up_secured.py, by SIGTERM in test_up.py, by
-# SIGHUP in test_up_control_plane.py.
+# Each signal at each moment. A busy cluster ends by SIGTERM in test_up.py; idle ones by SIGINT in
+# test_up_secured.py, by SIGHUP in test_up_control_plane.py.
 @pytest.mark.parametrize(
     ("name", "moment"),
     [
-        ("SIGINT", "busy"),
-        pytest.param("SIGTERM", "busy", marks=pytest.mark.nightly),
+        pytest.param("SIGINT", "busy", marks=pytest.mark.nightly),
+        pytest.param("SIGTERM", "idle", marks=pytest.mark.nightly),
         pytest.param("SIGHUP", "busy", marks=pytest.mark.nightly),
         pytest.param("SIGKILL", "idle", marks=pytest.mark.nightly),
         ("SIGKILL", "busy"),

@@ -19,18 +19,19 @@ from decoding import answers, drawn, eager, greedy
 from eaas_cli.local import LocalCluster
 from waiting import eventually
 
-# Compilation takes 40 s of a core, and has a low priority: beside other tests that is minutes.
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.alone,
     pytest.mark.timeout(400),
     pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++"),
 ]
 
+# Compilation takes half a minute of a core, and has a low priority: beside much other work that is minutes.
 COMPILE_S = 330.0
 TOKENS = 24
 # The one of every run has sliding windows, sinks and biases.
 USUAL = "gpt_oss"
+# One with a window and one without; each further one would compile for 12 s.
+LAYERS = 2
 ARCHITECTURES = ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "deepseek_v3", USUAL)
 
 
@@ -82,7 +83,7 @@ def test_tokens_equal_eager(
 
     Then prompts of several lengths at once, in chunks; and again after one of three servers was killed.
     """
-    path = checkpoint(arch)
+    path = checkpoint(arch, layers=LAYERS)
     prompts = [drawn(length) for length in (1, 5, 40, 90)]
     expected = expected_of(path, prompts)
     cluster = start(path, 3, max_batch_tokens=32)
@@ -100,7 +101,7 @@ def test_experts_that_are_gone_fail_the_batch_alone_and_the_next_start_finds_the
     checkpoint: Callable[..., Path], start: Callable[..., LocalCluster]
 ) -> None:
     """The error of a layer call comes out of the compiled pass, and the engine goes on."""
-    cluster = compiled(start(checkpoint(USUAL), 1, layer_timeout_s=1.0))
+    cluster = compiled(start(checkpoint(USUAL, layers=LAYERS), 1, layer_timeout_s=1.0))
     prompt = [30, 40, 50]
     right = answers(cluster.endpoint, [prompt], TOKENS)
     (server,) = cluster.running_servers()
@@ -120,7 +121,7 @@ def test_experts_that_are_gone_fail_the_batch_alone_and_the_next_start_finds_the
             return False
 
     eventually(answers_again, 30)
-    again = start(checkpoint(USUAL), 1)
+    again = start(checkpoint(USUAL, layers=LAYERS), 1)
     # It was there before the endpoint was.
     eventually(lambda: is_compiled(again), 10)
 

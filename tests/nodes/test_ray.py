@@ -13,7 +13,7 @@ from completions import Load
 from hosts import Host
 from ray_hosts import RayHosts
 
-pytestmark = [pytest.mark.integration, pytest.mark.alone, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 # A stream's longest pause: what users notice, and room for a busy machine.
 _PROCESS_S, _HOST_S = 0.6, 1.0
