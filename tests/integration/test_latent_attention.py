@@ -29,7 +29,8 @@ TOKENS = 20
 LENGTHS = (1, 2, 5, 16, 17, 40, 90, 150)
 
 
-@pytest.mark.parametrize("overlap", ["off", "on"])
+# Without overlap: test_random_checkpoints.py, too.
+@pytest.mark.parametrize("overlap", [pytest.param("off", marks=pytest.mark.nightly), "on"])
 def test_streams_of_different_lengths(
     overlap: str,
     checkpoint: Callable[..., Path],

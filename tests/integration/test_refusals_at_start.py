@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from control_plane import Plane
-from eaas.config import MonitorConfig
+from eaas.config import MonitorConfig, load_config
 from eaas.errors import EaasError
 from eaas.membership.session import MemberSession, Report
 from eaas.types import Member, MemberState, ModelShape, Role
@@ -252,6 +252,11 @@ def another_variant(model: Path) -> str:
     return "fp8 with fmt 'e5m2' is not supported (supported: e4m3)"
 
 
+def shared_memory() -> set[str]:
+    """Names in shared memory, without the semaphores of Python's own processes, which come and go."""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.mp-")}
+
+
 def cut_shard(model: Path) -> str:
     file = model / "model.safetensors"
     os.truncate(file, file.stat().st_size - 1000)
@@ -265,11 +270,20 @@ def test_a_damaged_quantised_checkpoint_ends_the_start_with_one_line(
     start_cluster: Callable[..., LocalCluster],
     tmp_path: Path,
 ) -> None:
-    before = set(os.listdir("/dev/shm"))
+    before = shared_memory()
     quantized_copy(checkpoint("qwen3_moe"), tmp_path / "m", SCHEMES["fp8"])
     what = damage(tmp_path / "m")
     with pytest.raises(EaasError) as caught:
         start_cluster(tmp_path / "m")
     assert what in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert set(os.listdir("/dev/shm")) <= before
+    assert shared_memory() <= before
+
+
+def test_quantised_twice_is_refused(
+    checkpoint: Callable[..., Path], start_cluster: Callable[..., LocalCluster], tmp_path: Path
+) -> None:
+    quantized_copy(checkpoint("qwen3_moe"), tmp_path / "m", SCHEMES["fp8"])
+    config = load_config(frontend={"port": 0}, expert_server={"quantization": "int8"})
+    with pytest.raises(EaasError, match="the checkpoint is quantised, its experts are fp8"):
+        start_cluster(tmp_path / "m", clients=0, config=config)

@@ -1,4 +1,4 @@
-"""Web pages of other origins that the endpoint allows."""
+"""Web pages of other origins and names: those that the endpoint allows, and those that reach nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from eaas.net.api_keys import ApiKeys
-from http_box import Box
+from http_box import Box, error_of
 
 pytestmark = pytest.mark.integration
 
@@ -97,3 +97,55 @@ def test_loopback_checks_hosts_and_origins_first(own_machine_box: Box) -> None:
 
 def test_the_dashboard_stays_closed(own_machine_box: Box) -> None:
     assert not cors_headers(own_machine_box.http.get("/", headers={"Origin": PAGE}))
+
+
+@pytest.fixture(scope="module")
+def closed_box() -> Iterator[Box]:
+    """An endpoint on loopback that allows no origin."""
+    with Box(hosts=["proxy.lan"]) as box:
+        yield box
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/v1/models"),
+        ("GET", "/health"),
+        ("GET", "/live"),
+        ("GET", "/metrics"),
+        ("GET", "/eaas/v1/status"),
+        ("GET", "/openapi.json"),
+        ("POST", "/v1/completions"),
+        ("POST", "/v1/chat/completions"),
+        ("POST", "/v1/responses"),
+        ("POST", "/tokenize"),
+        ("POST", "/detokenize"),
+        ("GET", "/version"),
+        ("GET", "/ping"),
+        ("POST", "/ping"),
+        ("POST", "/eaas/v1/actions"),
+        ("OPTIONS", "/v1/models"),
+    ],
+)
+def test_a_rebound_name_reaches_nothing(closed_box: Box, method: str, path: str) -> None:
+    before = closed_box.forwards
+    refused = closed_box.http.request(
+        method, path, headers={"Host": "evil.example:8000"}, json={"prompt": "Hello"}
+    )
+    assert refused.status_code == 403
+    assert "allowed_hosts" in error_of(refused)["message"]
+    assert closed_box.forwards == before
+
+
+def test_a_page_of_another_site_generates_nothing(closed_box: Box) -> None:
+    body = {"prompt": "Hello", "max_tokens": 2}
+    for origin, status in (
+        ("https://evil.example", 403),
+        ("null", 403),
+        ("http://localhost:3000", 200),
+        ("http://proxy.lan", 200),
+    ):
+        answer = closed_box.http.post("/v1/completions", json=body, headers={"Origin": origin})
+        assert answer.status_code == status
+        # Without CORS headers no page of another origin can read the answer.
+        assert not [name for name in answer.headers if name.startswith("access-control-")]

@@ -1,4 +1,4 @@
-"""What generation_config.json and the tokenizer decide for requests that do not, in both engines."""
+"""What generation_config.json and the tokenizer decide for requests and `eaas generate` where they do not."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 from transformers import GenerationConfig
+from typer.testing import CliRunner
 
+from eaas_cli.commands import app
 from http_box import CHAT, END, Box, tiny_model
 
 pytestmark = pytest.mark.integration
@@ -87,3 +89,26 @@ def test_fields_that_are_not_supported_are_named_once_and_change_nothing(
     (said,) = (r.message for r in caplog.records if "generation_config.json" in r.message)
     assert said.count("\n") == 0
     assert all(name in said for name in generation)
+
+
+@pytest.fixture(scope="module")
+def sampling_box() -> Iterator[Box]:
+    with Box(generation={"do_sample": True, "temperature": 1.2, "top_k": 50}) as box:
+        yield box
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_the_checkpoint_sets_the_default_sampling(sampling_box: Box, form: tuple[str, ...]) -> None:
+    def generate(*options: str) -> str:
+        words = ["generate", "Hello", "--max-tokens", "24", "--endpoint", sampling_box.url]
+        done = CliRunner().invoke(app, [*words, *options, *form])
+        assert done.exit_code == 0, done.output
+        # Without the id, which differs.
+        return done.stdout.partition('"choices"')[2] or done.stdout
+
+    assert len({generate() for _ in range(2)}) == 2
+    greedy = {generate("--temperature", "0") for _ in range(2)}
+    assert len(greedy) == 1
+    (text,) = greedy
+    if not form:
+        assert text.startswith(sampling_box.text("Hello", 4))
