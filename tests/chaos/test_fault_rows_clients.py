@@ -11,22 +11,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
-from chaos_world import MemberLog
+from chaos_world import CutOffCluster, MemberLog
 from completions import Load
 from eaas.config import load_config
 from eaas.types import MemberState
 from eaas_cli.chaos.cluster import free_port
-from eaas_cli.local import LocalCluster
 from eaas_cli.local.arguments import frontend_words
 from eaas_cli.local.fork_server import ForkServer
-from eaas_cli.local.process import ChildProcess, wait_ready
+from eaas_cli.local.process import wait_ready
 from eaas_cli.local.restart import keep_port
-from network_faults import Proxy
 from waiting import eventually
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
@@ -37,23 +34,8 @@ RUNNING = "vllm:num_requests_running"
 SERVING, DEAD = MemberState.SERVING, MemberState.DEAD
 
 
-class CutOffCluster(LocalCluster):
-    """A cluster in which processes reach the monitor through proxies.
-
-    Attributes:
-        proxies: By the names of the processes.
-    """
-
-    def __init__(self, *arguments: Any, cut_off: tuple[str, ...] = (), **options: Any) -> None:
-        super().__init__(*arguments, clients=2, **options)
-        self.proxies: dict[str, Proxy] = {}
-        self._cut_off = cut_off
-
-    def _spawn(self, name: str, *arguments: str) -> ChildProcess:
-        if name in self._cut_off:
-            proxy = self.proxies[name] = Proxy(self.monitor_address)
-            arguments = tuple(proxy.address if a == self.monitor_address else a for a in arguments)
-        return super()._spawn(name, *arguments)
+class TwoClients(CutOffCluster):
+    """A cluster with two attention clients, and with a second frontend where a test wants it."""
 
     def start_second_frontend(self) -> str:
         """Start another frontend, and return its endpoint."""
@@ -66,27 +48,23 @@ class CutOffCluster(LocalCluster):
         second.arguments = keep_port(second.arguments, second.address)
         return second.address
 
-    def stop(self) -> None:
-        super().stop()
-        for proxy in self.proxies.values():
-            proxy.close()
-
 
 @pytest.fixture
 def start(
     checkpoint: Callable[..., Path], fork_server: ForkServer, tmp_path: Path
-) -> Iterator[Callable[..., CutOffCluster]]:
+) -> Iterator[Callable[..., TwoClients]]:
     """Start a cluster; the arguments are processes with a proxy."""
     started = []
 
-    def start(*cut_off: str) -> CutOffCluster:
+    def start(*cut_off: str) -> TwoClients:
         config = load_config(
             frontend={"port": 0},
             attention_client={"compile": False, "cache_blocks": 64},
             monitor={"port": free_port("127.0.0.1"), "data_dir": str(tmp_path / "monitor")},
         )
-        cluster = CutOffCluster(
+        cluster = TwoClients(
             checkpoint(),
+            clients=2,
             cut_off=cut_off,
             config=config,
             log_dir=tmp_path / "logs",
@@ -101,7 +79,7 @@ def start(
         cluster.stop()
 
 
-def test_row_53_a_frontend_cut_off_from_the_monitor(start: Callable[..., CutOffCluster]) -> None:
+def test_row_53_a_frontend_cut_off_from_the_monitor(start: Callable[..., TwoClients]) -> None:
     """Row 53: a frontend cut off from the monitor: it serves on with the engines that it knows, and moves
     requests among them; afterwards it finds new ones.
     """
@@ -122,7 +100,7 @@ def test_row_53_a_frontend_cut_off_from_the_monitor(start: Callable[..., CutOffC
     log.close()
 
 
-def test_row_54_an_engine_cut_off_from_the_monitor(start: Callable[..., CutOffCluster]) -> None:
+def test_row_54_an_engine_cut_off_from_the_monitor(start: Callable[..., TwoClients]) -> None:
     """Row 54, the reverse: an engine cut off from the monitor but not from the frontend: its requests move;
     afterwards it is used again.
     """
@@ -210,7 +188,7 @@ class GuidedStreams:
     ("down_s", "towns"), [(0.5, 6), pytest.param(5.0, 20, marks=pytest.mark.nightly)]
 )
 def test_row_56_every_process_but_the_frontend_killed_once(
-    start: Callable[..., CutOffCluster], down_s: float, towns: int
+    start: Callable[..., TwoClients], down_s: float, towns: int
 ) -> None:
     """Row 56: 8 streams of two choices with guided JSON while every process but the frontend is killed once,
     in random order, each restarted after 5 s (0.5 s, and shorter texts, in `make test`): no error, every text
@@ -232,7 +210,7 @@ def test_row_56_every_process_but_the_frontend_killed_once(
     assert not streams.wrong
 
 
-def test_row_57_one_of_two_frontends_is_killed(start: Callable[..., CutOffCluster]) -> None:
+def test_row_57_one_of_two_frontends_is_killed(start: Callable[..., TwoClients]) -> None:
     """Row 57: one of two frontends is killed: its own connections end, no other stream notices, and the
     engines forget its requests; once restarted it answers as before.
     """

@@ -102,7 +102,7 @@ def test_row_5_a_long_batch_is_not_a_wedged_loop(chaos: ChaosWorld) -> None:
 def test_row_8_a_server_cut_from_the_monitor_only(chaos: ChaosWorld) -> None:
     """Row 8: server cut from the monitor only: its traffic flows on; no new placements on it."""
     cut_off = SERVERS[0]
-    cluster = chaos.start(servers=2, redundancy=2, proxied=(cut_off,))
+    cluster = chaos.start(servers=2, redundancy=2, cut_off=(cut_off,))
     client = chaos.join(cluster, 2, dispatch="weights")
     log = chaos.watch(cluster)
     epoch = client.cluster.placement.epoch

@@ -40,7 +40,16 @@ from lone_client import ID
 from network_faults import PATIENCE_S, Proxy
 from waiting import eventually
 
-__all__ = ["ChaosWorld", "Client", "FaultyCluster", "LoneClient", "MemberLog", "Throttle", "same"]
+__all__ = [
+    "ChaosWorld",
+    "Client",
+    "CutOffCluster",
+    "FaultyCluster",
+    "LoneClient",
+    "MemberLog",
+    "Throttle",
+    "same",
+]
 
 
 def same(out_TH: torch.Tensor, expected_TH: torch.Tensor) -> bool:
@@ -76,13 +85,42 @@ class Throttle:
         return begun > ended
 
 
-class FaultyCluster(LocalCluster):
+class CutOffCluster(LocalCluster):
+    """A cluster in which some processes reach the monitor through proxies.
+
+    Args:
+        cut_off: The names of these processes.
+
+    Attributes:
+        proxies: By the names of the processes.
+    """
+
+    def __init__(self, model: Path, *, cut_off: tuple[str, ...] = (), **options: Any) -> None:
+        super().__init__(model, **options)
+        self.proxies: dict[str, Proxy] = {}
+        self._cut_off = cut_off
+
+    def _spawn(self, name: str, *arguments: str) -> ChildProcess:
+        return super()._spawn(name, *self._through_proxy(name, arguments))
+
+    def _through_proxy(self, name: str, arguments: tuple[str, ...]) -> tuple[str, ...]:
+        if name not in self._cut_off:
+            return arguments
+        proxy = self.proxies[name] = Proxy(self.monitor_address)
+        return tuple(proxy.address if a == self.monitor_address else a for a in arguments)
+
+    def stop(self) -> None:
+        super().stop()
+        for proxy in self.proxies.values():
+            proxy.close()
+
+
+class FaultyCluster(CutOffCluster):
     """A cluster whose expert servers are `faulty_server`s.
 
     Args:
         options: Options of every expert server.
         ports: Fixed ports, by server.
-        proxied: Servers that reach the monitor through one of `proxies`.
         namespaces: Network namespaces, by server.
     """
 
@@ -92,21 +130,17 @@ class FaultyCluster(LocalCluster):
         *,
         options: tuple[str, ...] = (),
         ports: dict[str, int] | None = None,
-        proxied: tuple[str, ...] = (),
         namespaces: dict[str, Namespace] | None = None,
         **more: Any,
     ) -> None:
         super().__init__(model, clients=0, **more)
-        self.proxies: dict[str, Proxy] = {}
-        self._options, self._ports, self._proxied = options, ports or {}, proxied
+        self._options, self._ports = options, ports or {}
         self._namespaces = namespaces or {}
 
     def _spawn(self, name: str, *arguments: str) -> ChildProcess:
         if arguments[0] != "expert-server":
             return super()._spawn(name, *arguments)
-        if name in self._proxied:
-            proxy = self.proxies[name] = Proxy(self.monitor_address)
-            arguments = tuple(proxy.address if a == self.monitor_address else a for a in arguments)
+        arguments = self._through_proxy(name, arguments)
         port = ("--port", str(self._ports[name])) if name in self._ports else ()
         arguments = (*arguments, *self._config_flags, *self._options, *port)
         with pytest.MonkeyPatch.context() as patch:
@@ -125,11 +159,6 @@ class FaultyCluster(LocalCluster):
             name, arguments, self.log_dir, module="faulty_server", fork_server=self._fork_server
         )
         return child
-
-    def stop(self) -> None:
-        super().stop()
-        for proxy in self.proxies.values():
-            proxy.close()
 
 
 class Client:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import openai
 import pytest
 
 from decoding import greedy
@@ -85,17 +84,6 @@ def test_openai_completions(box: Box) -> None:
     assert "".join(chunk.choices[0].text for chunk in stream) == whole.choices[0].text
     assert [c.choices[0].finish_reason for c in stream] == [None] * (len(stream) - 1) + ["length"]
     assert all(chunk.usage is None for chunk in stream)
-
-
-def test_openai_models_and_errors(box: Box) -> None:
-    assert [model.id for model in box.openai.models.list()] == ["tiny", "/models/tiny"]
-    assert box.openai.models.retrieve("tiny").id == "tiny"
-    with pytest.raises(openai.NotFoundError, match="nope"):
-        box.openai.chat.completions.create(**CHAT | {"model": "nope"})
-    with pytest.raises(openai.BadRequestError, match="temperature"):
-        box.openai.chat.completions.create(**CHAT | {"temperature": 3})
-    alias = CHAT | {"model": "/models/tiny", "max_tokens": 1}
-    assert box.openai.chat.completions.create(**alias).model == "tiny"
 
 
 def test_an_end_token_at_the_last_position_is_a_stop(shared_box: Box) -> None:

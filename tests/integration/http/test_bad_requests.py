@@ -144,6 +144,10 @@ def test_every_served_name_is_listed(box: Box) -> None:
         assert model.to_dict()["root"] == "tiny"
         answer = box.openai.chat.completions.create(**CHAT | {"model": model.id}, max_tokens=1)
         assert answer.model == "tiny"
+    with pytest.raises(openai.NotFoundError, match="nope"):
+        box.openai.chat.completions.create(**CHAT | {"model": "nope"})
+    with pytest.raises(openai.BadRequestError, match="temperature"):
+        box.openai.chat.completions.create(**CHAT | {"temperature": 3})
     missing = box.http.get("/v1/models/other")
     assert missing.status_code == 404
     assert error_of(missing)["code"] == "model_not_found"
