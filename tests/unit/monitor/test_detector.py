@@ -95,6 +95,11 @@ def test_two_members_are_too_few_for_the_isolation_check() -> None:
 
 def test_three_that_fall_silent_together_are_held_for_one_lease_and_no_longer() -> None:
     watch = detector()
+    assert watch.due_at() == math.inf
+    watch.watch("left", 0.0)
+    watch.forget("left")
+    watch.forget("left")
+    assert (watch.due_at(), watch.tick(0.0).lapsed) == (math.inf, ())
     now = known(watch, "a", "b", "c")
     assert ticks(watch, now, now + 3.75) == []
     assert watch.hold_reason is not None
@@ -115,13 +120,3 @@ def test_a_silent_minority_is_not_held() -> None:
         lapsed += [(at - now, watch.tick(at).lapsed)]
     assert (2.0, ("a", "b")) in lapsed
     assert watch.hold_reason is None
-
-
-def test_nothing_is_due_without_members() -> None:
-    watch = detector()
-    assert watch.due_at() == math.inf
-    watch.watch("a", 1.0)
-    watch.forget("a")
-    watch.forget("a")
-    assert watch.due_at() == math.inf
-    assert watch.tick(0.5).lapsed == ()

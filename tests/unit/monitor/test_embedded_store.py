@@ -1,4 +1,4 @@
-"""The file of the embedded store: damaged, newer, in use, full."""
+"""The file of the embedded store: damaged, newer, in use, full; the records that it keeps."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 
 from eaas.errors import StoreError
+from eaas.rpc.v1 import monitor_pb2 as pb
 from eaas.types import Member, MemberState, Role
 from monitor.incarnation import MemberEvent
+from monitor.records import Records, StaleRecordError
 from monitor.store import Change
 from monitor.store.embedded import EmbeddedStore
+from monitor.store.zookeeper import parts
 
 
 def event(revision: int, member_id: str) -> MemberEvent:
@@ -45,14 +48,6 @@ def test_a_file_in_use(file: Path) -> None:
     EmbeddedStore(file.parent).close()
 
 
-def test_a_newer_file(file: Path) -> None:
-    with sqlite3.connect(file) as line:
-        line.execute("PRAGMA user_version = 2")
-    line.close()
-    with pytest.raises(StoreError, match=rf"{file} was written by a newer version \(schema 2"):
-        EmbeddedStore(file.parent)
-
-
 @pytest.mark.parametrize("at", [0, 20, 4096, None])
 def test_a_damaged_file(file: Path, at: int | None) -> None:
     data = bytearray(file.read_bytes())
@@ -72,19 +67,20 @@ def test_a_damaged_file(file: Path, at: int | None) -> None:
 
 
 @pytest.mark.parametrize(
-    "statement",
+    ("statement", "why"),
     [
-        "UPDATE members SET event = X'FFFF' WHERE id = 'a'",
-        "UPDATE members SET event = X'1202106312' WHERE id = 'a'",
-        "DELETE FROM history",
-        "DROP TABLE members",
+        ("UPDATE members SET event = X'FFFF' WHERE id = 'a'", "is damaged"),
+        ("UPDATE members SET event = X'1202106312' WHERE id = 'a'", "is damaged"),
+        ("DELETE FROM history", "is damaged"),
+        ("DROP TABLE members", "is damaged"),
+        ("PRAGMA user_version = 2", r"was written by a newer version \(schema 2"),
     ],
 )
-def test_a_foreign_database(file: Path, statement: str) -> None:
+def test_a_foreign_database(file: Path, statement: str, why: str) -> None:
     with sqlite3.connect(file) as line:
         line.execute(statement)
     line.close()
-    with pytest.raises(StoreError, match=f"{file} is damaged"):
+    with pytest.raises(StoreError, match=f"{file} {why}"):
         EmbeddedStore(file.parent)
 
 
@@ -95,3 +91,57 @@ def test_an_unusable_directory(tmp_path: Path) -> None:
     (tmp_path / "monitor.db").mkdir()
     with pytest.raises(StoreError, match=r"monitor.db cannot be opened: .*; give this user"):
         EmbeddedStore(tmp_path)
+
+
+def record(data: bytes, version: int, incarnation: int = 1) -> pb.KeepRecordRequest:
+    return pb.KeepRecordRequest(id="b", incarnation=incarnation, version=version, data=data)
+
+
+def test_versions_rise_and_later_incarnations_outrank_earlier_ones() -> None:
+    records = Records()
+    assert records.get("b") is None
+    assert records.keep(record(b"one", 7)) == 1
+    for late in (record(b"old", 7), record(b"older", 6)):
+        with pytest.raises(StaleRecordError, match="is older"):
+            records.keep(late)
+    assert records.keep(record(b"two", 1, incarnation=2)) == 2
+    with pytest.raises(StaleRecordError):
+        records.keep(record(b"of a former incarnation", 99, incarnation=1))
+    found = records.get("b")
+    assert found is not None
+    assert found.data == b"two"
+
+
+def test_records_are_stored_and_restored() -> None:
+    records = Records()
+    records.keep(record(b"one", 1))
+    records.keep(record(b"two", 2))
+    assert records.pending
+    (stored,) = records.take()
+    assert not records.pending
+    again = Records([stored])
+    found = again.get("b")
+    assert found is not None
+    assert found.data == b"two"
+    assert not again.pending
+    with pytest.raises(StaleRecordError):
+        again.keep(record(b"late", 2))
+
+
+def test_the_embedded_store_keeps_records(tmp_path: Path) -> None:
+    store = EmbeddedStore(tmp_path)
+    assert store.kept.records == ()
+    store.write(Change(3, records=(("b", b"one"), ("c", b"other"))))
+    store.write(Change(4, records=(("b", b"two"),)))
+    store.write(Change(5))
+    store.close()
+    again = EmbeddedStore(tmp_path)
+    assert again.kept.revision == 5
+    assert again.kept.records == (("b", b"two"), ("c", b"other"))
+    again.close()
+
+
+def test_each_record_is_a_separate_zookeeper_message() -> None:
+    found = list(parts(Change(9, records=(("b", b"x" * 500_000), ("c", b"y" * 500_000)))))
+    assert [len(part.records) for part in found] == [0, 1, 1]
+    assert {part.revision for part in found} == {9}

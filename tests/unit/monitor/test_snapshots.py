@@ -44,12 +44,14 @@ def told(message: bytes) -> pb.Snapshot:
     return response.snapshot
 
 
-@pytest.mark.parametrize(
-    "knows", [Knows(), Knows(models=False), Knows(False, False, False), Knows(frontends=False)]
+@given(
+    data=st.data(),
+    knows=st.builds(Knows, *[st.booleans()] * 3),
+    count=st.integers(0, 12),
+    part=st.integers(1, 5),
 )
-@given(data=st.data(), count=st.integers(0, 12), part=st.integers(1, 5))
 def test_the_parts_join_to_the_snapshot_in_one_piece(
-    data: st.DataObject, count: int, part: int, knows: Knows
+    data: st.DataObject, knows: Knows, count: int, part: int
 ) -> None:
     registry = Registry(LEASE_S, HEARTBEAT_S, time.monotonic())
     for number in range(count):

@@ -146,7 +146,10 @@ class KeptMachine(RuleBasedStateMachine):
         assert self.told_revision <= self.registry.revision
 
 
-KeptMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+# Its files are slow.
+KeptMachine.TestCase.settings = settings(
+    max_examples=settings.default.max_examples // 2, stateful_step_count=30
+)
 TestKeptMachine = KeptMachine.TestCase
 
 
