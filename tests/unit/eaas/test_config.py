@@ -31,15 +31,10 @@ def test_command_line_over_environment_over_file(
     cluster_yaml.write_text("attention_client: {metrics_port: 1, threads: 1, slots: 7}\n")
     monkeypatch.setenv("EAAS_ATTENTION_CLIENT__THREADS", "2")
     monkeypatch.setenv("EAAS_ATTENTION_CLIENT__METRICS_PORT", "2")
-    client = load_config(
-        cluster_yaml, attention_client={"metrics_port": 3, "transport": None}
-    ).attention_client
-    assert (client.metrics_port, client.threads, client.slots, client.transport) == (
-        3,
-        2,
-        7,
-        "auto",
-    )
+    given = {"metrics_port": 3, "transport": None}
+    client = load_config(cluster_yaml, attention_client=given).attention_client
+    assert (client.metrics_port, client.threads, client.slots) == (3, 2, 7)
+    assert client.transport == "auto"
 
 
 def test_a_setting_within_a_setting(cluster_yaml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,15 +109,14 @@ def test_a_removed_setting_names_the_fixed_value(
     assert str(caught.value) == f"{environment}: {name} = '1': {told}"
 
 
-def test_an_empty_file_means_defaults(cluster_yaml: Path) -> None:
+@pytest.mark.parametrize("name", ["nowhere.yaml", "."])
+def test_an_empty_file_means_defaults_and_no_file_is_an_error(
+    cluster_yaml: Path, name: str
+) -> None:
     cluster_yaml.write_text("")
     assert load_config(cluster_yaml).model_dump() == ClusterConfig().model_dump()
-
-
-@pytest.mark.parametrize("name", ["nowhere.yaml", "."])
-def test_no_such_file(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="no such file"):
-        load_config(tmp_path / name)
+        load_config(cluster_yaml.parent / name)
 
 
 @pytest.mark.parametrize(
@@ -155,29 +149,25 @@ SERVICES = ("EAAS", "EAAS_MONITOR", "EAAS_ATTENTION_CLIENT", "EAAS_X")
 ADDRESS = "tcp://10.0.0.1:80"
 
 
-@pytest.mark.parametrize("service", SERVICES)
+KUBERNETES = {
+    **{"SERVICE_HOST": "10.0.0.1", "SERVICE_PORT": "80", "SERVICE_PORT_HTTP_2": "80"},
+    **{"PORT": ADDRESS, "PORT_80_TCP": ADDRESS, "PORT_80_TCP_PROTO": "tcp"},
+    **{"PORT_80_UDP_PORT": "80", "PORT_80_TCP_ADDR": "10.0.0.1"},
+}
+OTHERS = ("EAAS_HOME", "EAAS_PORT", "eaas_port", "EAAS_", "eaas", "XEAAS_Y__Z")
+
+
 @pytest.mark.parametrize(
-    ("rest", "value"),
+    ("name", "value"),
     [
-        *(("SERVICE_HOST", "10.0.0.1"), ("SERVICE_PORT", "80"), ("SERVICE_PORT_HTTP_2", "80")),
-        *(("PORT", ADDRESS), ("PORT_80_TCP", ADDRESS), ("PORT_80_TCP_PROTO", "tcp")),
-        *(("PORT_80_UDP_PORT", "80"), ("PORT_80_TCP_ADDR", "10.0.0.1")),
+        *((f"{service}_{n}", value) for service in SERVICES for n, value in KUBERNETES.items()),
+        *((name, "1") for name in OTHERS),
     ],
 )
-def test_variables_of_a_kubernetes_service_are_ignored(
-    monkeypatch: pytest.MonkeyPatch, service: str, rest: str, value: str
+def test_variables_of_kubernetes_and_of_other_programs_are_ignored(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
-    monkeypatch.setenv(f"{service}_{rest}", value)
-    assert load_config().monitor == ClusterConfig().monitor
-
-
-@pytest.mark.parametrize(
-    "name", ["EAAS_HOME", "EAAS_PORT", "eaas_port", "EAAS_", "eaas", "XEAAS_Y__Z"]
-)
-def test_variables_of_other_programs_are_ignored(
-    monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    monkeypatch.setenv(name, "1")
+    monkeypatch.setenv(name, value)
     assert load_config().monitor == ClusterConfig().monitor
 
 
@@ -233,13 +223,6 @@ def test_any_document_gives_settings_or_a_one_line_error(
                 # pydantic reads a number out of a text.
                 assert str(getattr(getattr(loaded, section), name)) in (str(value), f"{value}.0")
     assert "\n" not in message
-
-
-def test_names_of_a_model() -> None:
-    model = Path("/models/demo")
-    assert FrontendConfig().model_names(model) == ("demo", "/models/demo")
-    named = FrontendConfig(served_model_name=["big", "gpt-4o"])
-    assert named.model_names(model) == ("big", "gpt-4o")
 
 
 @pytest.mark.parametrize("origin", ["app.example", "https://app.example/", "ftp://x", ""])

@@ -1,15 +1,17 @@
-"""Limits of control groups, read from fake trees of every kind that containers and schedulers make."""
+"""Limits of control groups in fake trees of every kind that containers and schedulers make; free memory."""
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cgroup_tree import CgroupTree
+from eaas import free_memory
 from eaas.control_groups import core_quota, free_bytes
 
 GIB = 1 << 30
@@ -19,22 +21,6 @@ NO_LIMIT = 9223372036854771712  # what version 1 shows
 @pytest.fixture
 def tree(tmp_path: Path) -> CgroupTree:
     return CgroupTree(tmp_path)
-
-
-def test_version_2_of_the_own_group_and_those_above(tree: CgroupTree) -> None:
-    tree.mount("/sys/fs/cgroup")
-    tree.own("/system.slice/slurmstepd.scope/job_7/step_0")
-    slice_, job = (
-        "/sys/fs/cgroup/system.slice",
-        "/sys/fs/cgroup/system.slice/slurmstepd.scope/job_7",
-    )
-    tree.write(f"{job}/step_0", cpu__max="max 100000", memory__max="max", memory__current=GIB)
-    tree.write(job, cpu__max="250000 100000", memory__max=8 * GIB, memory__current=2 * GIB)
-    tree.write(slice_, cpu__max="900000 200000", memory__max=9 * GIB, memory__current=4 * GIB)
-    # Another job's limit.
-    tree.write(f"{slice_}/slurmstepd.scope/job_8", cpu__max="1000 100000", memory__max=1)
-    assert core_quota(tree.root) == 2.5
-    assert free_bytes(tree.root) == 5 * GIB
 
 
 def test_memory_high_is_a_limit_and_files_pages_are_free(tree: CgroupTree) -> None:
@@ -101,11 +87,12 @@ def test_in_a_container(tree: CgroupTree, own: str, top: str, group: str) -> Non
     assert free_bytes(tree.root) == 70
 
 
-def test_the_mount_with_the_own_group_counts(tree: CgroupTree) -> None:
+def test_the_mount_with_the_own_group_counts_and_no_other_group(tree: CgroupTree) -> None:
     tree.mount("/elsewhere", top="/docker/other")
     tree.mount("/a mount", top="/docker/ab")
     tree.own("/docker/ab")
     tree.write("/elsewhere", cpu__max="1000 100000")
+    tree.write("/a mount/job_8", cpu__max="1000 100000")
     tree.write("/a mount", cpu__max="400000 100000")
     assert core_quota(tree.root) == 4
 
@@ -123,35 +110,21 @@ def test_what_is_not_a_limit(tree: CgroupTree, text: str) -> None:
     assert free_bytes(tree.root) == (100000 - 100000 if text == "100000" else None)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "\n", "x", "0", "0:", "::", "1:cpu", " - ", "a b c d e - cgroup2"]
-)
-def test_malformed_files_of_the_kernel(tmp_path: Path, text: str) -> None:
-    tree = CgroupTree(tmp_path)
-    for name in ("cgroup", "mountinfo"):
-        (tmp_path / "proc/self" / name).write_text(text)
-    assert core_quota(tree.root) is None
-    assert free_bytes(tree.root) is None
-
-
 LINES = st.lists(st.text("0:/-. \\cpu,mory2grax", max_size=40), max_size=4).map("\n".join)
 
 
 @given(own=LINES, mounted=LINES)
+@example(own="\nx\n0\n0:\n::\n1:cpu", mounted="\nx\n0\n - \na b c d e - cgroup2")
 def test_any_text_in_the_kernels_files_is_read(own: str, mounted: str) -> None:
     with tempfile.TemporaryDirectory() as root:
         tree = CgroupTree(Path(root))
+        assert core_quota(tree.root) is free_bytes(tree.root) is None
         (tree.root / "proc/self/cgroup").write_text(own)
         (tree.root / "proc/self/mountinfo").write_text(
             f"{mounted}\n1 2 0:3 / {mounted[:9]} rw - cgroup2 x rw"
         )
         assert core_quota(tree.root) is None
         assert free_bytes(tree.root) is None
-
-
-def test_without_control_groups(tmp_path: Path) -> None:
-    assert core_quota(tmp_path) is None
-    assert free_bytes(tmp_path) is None
 
 
 LIMITS = st.tuples(st.none() | st.integers(1, 1000), st.none() | st.integers(0, 1000))
@@ -200,3 +173,30 @@ def test_the_lowest_limit_of_the_visible_groups_counts(
             free.append(NO_LIMIT - 100)
         assert core_quota(tree.root) == min(quotas, default=None)
         assert free_bytes(tree.root) == (min(free) if free else None)
+
+
+def test_the_least_of_machine_and_control_groups(tmp_path: Path) -> None:
+    tree = CgroupTree(tmp_path, free=4096)
+    assert free_memory.free_bytes(tmp_path) == 4096
+    tree.mount("/sys/fs/cgroup")
+    tree.own("/job")
+    tree.write("/sys/fs/cgroup/job", memory__max="max", memory__current=900)
+    assert free_memory.free_bytes(tmp_path) == 4096
+    tree.write("/sys/fs/cgroup/job", memory__max=100_000)
+    assert free_memory.free_bytes(tmp_path) == 4096
+    tree.write("/sys/fs/cgroup/job", memory__max=1000)
+    assert free_memory.free_bytes(tmp_path) == 100
+
+
+def test_available_memory(tmp_path: Path) -> None:
+    meminfo = tmp_path / "proc" / "meminfo"
+    meminfo.parent.mkdir()
+    meminfo.write_text("MemTotal:  8000 kB\nMemFree:  10 kB\nMemAvailable:  3000 kB\n")
+    assert free_memory.free_bytes(tmp_path) == 3000 * 1024
+    meminfo.write_text("MemTotal:  8000 kB\n")
+    with pytest.raises(OSError, match="no MemAvailable"):
+        free_memory.free_bytes(tmp_path)
+
+
+def test_this_machine() -> None:
+    assert 0 < free_memory.free_bytes() <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

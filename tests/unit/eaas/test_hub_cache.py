@@ -104,16 +104,11 @@ def refused(text: str, *words: str) -> None:
 def test_a_model_that_is_not_in_the_cache(cache: Path) -> None:
     refused("org/demo", str(cache), "hf download org/demo")
     refused("models--org--demo", str(cache), "hf download org/demo")
-
-
-def test_a_model_without_a_snapshot(cache: Path) -> None:
-    folder = repository(cache / "models--org--demo", main="aaa")
-    refused(str(folder), "hf download org/demo")
-
-
-def test_several_snapshots_without_main(cache: Path) -> None:
-    folder = repository(cache / "models--org--demo", "aaa", "bbb", main="../../x")
-    refused(str(folder), str(folder / "snapshots" / "aaa"), str(folder / "snapshots" / "bbb"))
+    empty = repository(cache / "models--org--demo", main="aaa")
+    refused(str(empty), "hf download org/demo")
+    # Several snapshots, of which none is that of `main`.
+    several = repository(cache / "models--org--other", "aaa", "bbb", main="../../x")
+    refused(str(several), str(several / "snapshots" / "aaa"), str(several / "snapshots" / "bbb"))
 
 
 @pytest.mark.parametrize(

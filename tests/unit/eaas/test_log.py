@@ -43,7 +43,7 @@ def test_one_statement_cannot_flood_the_log(
     log = logging.getLogger("x")
     for later in (0.0, 61.0):
         now_s += later
-        for i in range(10_000):
+        for i in range(2_000):
             log.warning("bad request from %d", i)
             if i % 10 == 0:
                 try:
@@ -55,7 +55,5 @@ def test_one_statement_cannot_flood_the_log(
     assert sum("bad request" in line for line in lines) == 200
     assert sum("Traceback" in line for line in lines) == 20
     assert sum("something else" in line for line in lines) == 2
-    assert (
-        sum("bad request from 0 (9900 similar lines were dropped)" in line for line in lines) == 1
-    )
-    assert sum("it failed for 0 (990 similar lines were dropped)" in line for line in lines) == 1
+    for told in ("bad request from 0 (1900 similar", "it failed for 0 (190 similar"):
+        assert sum(f"{told} lines were dropped)" in line for line in lines) == 1

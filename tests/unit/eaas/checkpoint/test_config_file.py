@@ -51,11 +51,11 @@ def refusal(error: type[CheckpointError] = CheckpointError, **fields: Any) -> st
 )
 def test_good(fields: dict[str, Any]) -> None:
     check_config("x/config.json", CONFIG | fields, TENSORS)
-
-
-def test_names_that_are_none_of_the_experts() -> None:
     names = ["layers.0.mlp.shared_experts.7.up", "experts.9.up", "model.layers.1.experts.gate_up"]
-    check_config("x/config.json", CONFIG, names)
+    check_config("x/config.json", CONFIG | fields, [*TENSORS, *names])
+    # An image encoder, whose model has its own names for the layers of text.
+    others = ["vision.layers.0.up", "model.blocks.1.experts.up"]
+    check_config("x/config.json", CONFIG | fields | {"num_hidden_layers": 9}, others)
 
 
 COUNTS = ("hidden_size", "num_hidden_layers", "num_experts_per_tok")
@@ -90,12 +90,6 @@ def test_a_model_without_a_choice_of_experts(count: Any) -> None:
     """It is dense, whatever its other fields for experts say."""
     message = refusal(DenseModelError, num_experts=count, num_experts_per_tok=8)
     assert message.startswith(f"num_experts is {count}: a model with a single expert or none")
-
-
-def test_layers_without_experts_are_not_counted() -> None:
-    """Such as those of an image encoder, whose model has its own names for the layers of text."""
-    names = ["vision.layers.0.up", "model.blocks.1.experts.up"]
-    check_config("x/config.json", CONFIG | {"num_hidden_layers": 9}, names)
 
 
 @pytest.mark.parametrize("token", [320, -321, 10**30])

@@ -32,6 +32,8 @@ def set_section(path: Path, section: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "scheme",
     [
+        SCHEMES["ct-int4"],
+        SCHEMES["fp8"],
         SCHEMES["gptq-mixed"],
         SCHEMES["modelopt-fp8"],
         SCHEMES["modelopt-blocks"],
@@ -39,7 +41,16 @@ def set_section(path: Path, section: dict[str, Any]) -> None:
         Scheme(gptq(32).config | {"group_size": 16, "bits": 8}, gptq(32).pack),
         Scheme({"zero_point": True, "w_bit": 4}, SCHEMES["awq-32"].pack, file="quant_config.json"),
     ],
-    ids=["dynamic", "modelopt", "modelopt blocks", "autogptq", "wrong numbers", "autoawq"],
+    ids=[
+        "compressed-tensors",
+        "fp8",
+        "dynamic",
+        "modelopt",
+        "modelopt blocks",
+        "autogptq",
+        "wrong numbers",
+        "autoawq",
+    ],
 )
 def test_every_weight_is_the_dequantised_one(
     checkpoint: Callable[..., Path], tmp_path: Path, scheme: Scheme

@@ -83,6 +83,7 @@ GONE = {"balancer": Source("balancer", 90.0, "gone")}
         ({"silence_s": 40.0}, ("within their memory, now.",)),
         ({"dead_grace_s": None}, ("unless it returns soon",)),
         ({"sources": dict(snapshot(SERVING).sources) | GONE}, ("balancer does not answer",)),
+        ({"placement": None}, ("s1 is DEAD. Which experts are lost is not known yet",)),
     ],
 )
 def test_a_dead_server_with_its_loss_and_the_next_step(
@@ -91,6 +92,11 @@ def test_a_dead_server_with_its_loss_and_the_next_step(
     holds = [[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 1]]
     alert = text(snapshot(SERVING, DEAD, SERVING, **{"holds": holds, "silence_s": 1.0} | shown))
     assert [each for each in words if each not in alert] == [], alert
+    # Many are one alert.
+    many = snapshot(*[SERVING] * 2, *[DEAD] * 9)
+    assert len(alerts(many)) == 1
+    assert "s2, s3, s4, s5, s6, s7, … are DEAD" in text(many)
+    assert "eaas scale 11" in text(many)
 
 
 def test_a_dead_server_without_experts_is_a_mild_alert() -> None:
@@ -100,12 +106,6 @@ def test_a_dead_server_without_experts_is_a_mild_alert() -> None:
     assert alert[0].lines[0] == "old is DEAD."
     assert alert[0].lines[1].startswith("Nothing is lost")
     assert alert[0].level == "mild"
-
-
-def test_what_a_dead_server_costs_is_open_before_the_placement_is_known() -> None:
-    alert = text(snapshot(SERVING, DEAD, placement=None))
-    assert "s1 is DEAD. Which experts are lost is not known yet" in alert
-    assert "Nothing" not in alert
 
 
 @pytest.mark.parametrize(
@@ -137,10 +137,3 @@ def test_each_alert_has_a_key_that_stays_while_its_numbers_change() -> None:
     assert text(replace(shown, at=105.0)) != text(shown)
     # Another server's death is another alert.
     assert keys(snapshot(DEAD, DEAD, SERVING)) != keys(snapshot(DEAD, SERVING, SERVING))
-
-
-def test_many_dead_servers_are_one_alert() -> None:
-    shown = snapshot(*[SERVING] * 2, *[DEAD] * 9)
-    assert len(alerts(shown)) == 1
-    assert "s2, s3, s4, s5, s6, s7, … are DEAD" in text(shown)
-    assert "eaas scale 11" in text(shown)

@@ -32,7 +32,7 @@ HOLDS_LSE = np.array([[[1, 1, 1, 0], [0, 0, 1, 1]]] * 2, np.bool_)
 FACTS = ClusterSnapshot(
     at=100.0,
     sources=MappingProxyType({n: Source(n) for n in ("monitor", "balancer", "endpoint")}),
-    members=(server("a"), server("b")),
+    members=(server("a", loading=Loading(4 * 10**9, 14 * 10**8, 28e6)), server("b")),
     placement=Placement(5, ("a", "b"), HOLDS_LSE, HOLDS_LSE.astype(np.float32)),
     load=Load(("a", "b"), np.array([[10.0, 30], [20, 20]]), np.ones(2), np.array([1.5, 1]), 120.0),
     par=1.25,
@@ -44,40 +44,31 @@ FACTS = ClusterSnapshot(
 )
 
 
+MEMBER = """
+{"id": "a", "role": "expert-server", "is_engine": false, "state": "SERVING", "incarnation": 2,
+ "experts": 8, "in_flight": 1, "utilisation": 0.5, "lease_age_s": 1.25, "pid": 71,
+ "address": "here:1", "unreachable": {}, "loading": {"total_bytes": 4000000000,
+ "loaded_bytes": 1400000000, "bytes_per_s": 28e6, "left_s": 92.85714285714286,
+ "text": "1.4 of 4.0 GB (35 %), 28.0 MB/s, 93 s left"}}
+"""
+PARTS = """
+{"epoch": 5, "alerts": [],
+ "coverage": {"uncovered": [], "min_replicas": 1, "min_nodes": 1},
+ "requests": {"running": 3.0, "waiting": 4.0, "migrations": 2.0},
+ "rates": {"tokens_per_s": 123.4, "ttft_s": 0.045, "itl_s": 0.0125},
+ "balance": {"par": 1.25, "bound": 1.0, "gap": 1.25},
+ "load": {"servers": ["a", "b"], "tokens": [[10.0, 30.0], [20.0, 20.0]], "speeds": [1.0, 1.0],
+          "par": [1.5, 1.0], "window_s": 120.0},
+ "events": [{"ago_s": 5.0, "kind": "suspected", "subject": "b", "text": "is SUSPECT"}]}
+"""
+
+
 def test_the_document() -> None:
     told = json.loads(json.dumps(document(FACTS)))
-    assert told["epoch"] == 5
-    assert told["alerts"] == []
-    assert told["coverage"] == {"uncovered": [], "min_replicas": 1, "min_nodes": 1}
-    assert told["requests"] == {"running": 3.0, "waiting": 4.0, "migrations": 2.0}
-    assert told["rates"] == {"tokens_per_s": 123.4, "ttft_s": 0.045, "itl_s": 0.0125}
-    assert told["balance"] == {"par": 1.25, "bound": 1.0, "gap": 1.25}
-    assert told["load"] == {
-        "servers": ["a", "b"],
-        "tokens": [[10.0, 30.0], [20.0, 20.0]],
-        "speeds": [1.0, 1.0],
-        "par": [1.5, 1.0],
-        "window_s": 120.0,
-    }
-    assert told["members"][0] == {
-        "id": "a",
-        "role": "expert-server",
-        "is_engine": False,
-        "state": "SERVING",
-        "incarnation": 2,
-        "experts": 8,
-        "in_flight": 1,
-        "utilisation": 0.5,
-        "lease_age_s": 1.25,
-        "pid": 71,
-        "address": "here:1",
-        "unreachable": {},
-        "loading": None,
-    }
+    assert told | json.loads(PARTS) == told
+    assert told["members"][0] == json.loads(MEMBER)
+    assert told["members"][1]["loading"] is None
     assert told["sources"]["monitor"] == {"silent_s": None, "why": ""}
-    assert told["events"] == [
-        {"ago_s": 5.0, "kind": "suspected", "subject": "b", "text": "is SUSPECT"}
-    ]
     assert told["decisions"][0]["given_up"] == "a server died"
     assert told["decisions"][0]["is_counted"] is True
 
@@ -100,17 +91,6 @@ def test_alerts_are_in_the_document() -> None:
     assert (dead["key"], dead["level"], dead["lines"][0]) == ("dead b", "bad", "b is DEAD.")
 
 
-def test_a_load_in_the_document() -> None:
-    loads = server("a", loading=Loading(4 * 10**9, 14 * 10**8, 28e6))
-    assert document(replace(FACTS, members=(loads,)))["members"][0]["loading"] == {
-        "total_bytes": 4 * 10**9,
-        "loaded_bytes": 14 * 10**8,
-        "bytes_per_s": 28e6,
-        "left_s": pytest.approx(92.86, abs=0.01),
-        "text": "1.4 of 4.0 GB (35 %), 28.0 MB/s, 93 s left",
-    }
-
-
 @pytest.mark.parametrize("state", [None, MemberState.DEAD, MemberState.JOINING])
 def test_placement_and_coverage_count_the_same_live_replicas(state: MemberState | None) -> None:
     gone = () if state is None else (server("b", state),)
@@ -124,12 +104,9 @@ def test_placement_and_coverage_count_the_same_live_replicas(state: MemberState 
         ("b", False, [2, 3]),
     ]
     assert [s["shares"] for s in placed["servers"]] == [[1.0] * 3, [1.0] * 2]
-
-
-def test_a_layer_beyond_the_last_counts_as_the_last() -> None:
+    # A layer beyond the last counts as the last.
     placed = page_document(FACTS, 99)["placement"]
-    assert placed["layer"] == 1
-    assert placed["live_replicas"] == [[3, 1], [1, 2]]
+    assert (placed["layer"], placed["live_replicas"]) == (1, [[3, 1], [1, 2]])
 
 
 def test_a_number_that_json_does_not_have_is_null() -> None:

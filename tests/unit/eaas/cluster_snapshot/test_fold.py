@@ -47,10 +47,12 @@ def fold() -> SnapshotFold:
 
 
 def test_the_first_reading_has_no_events(fold: SnapshotFold) -> None:
-    assert [m.member.id for m in fold.snapshot.members] == ["a", "b"]
     assert (fold.snapshot.uncovered, fold.snapshot.min_replicas) == ((), 1)
-    assert fold.snapshot.events == ()
+    assert (fold.snapshot.events, fold.snapshot.dead_grace_s) == ((), None)
     assert all(source.silent_since is None for source in fold.snapshot.sources.values())
+    # It stays until it changes.
+    for given in (30.0, None):
+        assert fold.take(Reading(11.0, dead_grace_s=given)).dead_grace_s == 30.0
 
 
 def test_members_are_sorted_by_number(fold: SnapshotFold) -> None:
@@ -69,12 +71,6 @@ def test_replicas_of_answering_servers_count(fold: SnapshotFold, state: MemberSt
     assert snapshot.live_replicas_LE.tolist() == [[live, live + 1]] * 2
     assert snapshot.min_replicas == live
     assert snapshot.uncovered == (() if live else ((0, 0), (1, 0)))
-
-
-def test_dead_grace_stays_until_it_changes(fold: SnapshotFold) -> None:
-    assert fold.snapshot.dead_grace_s is None
-    assert fold.take(Reading(11.0, dead_grace_s=30.0)).dead_grace_s == 30.0
-    assert fold.take(Reading(12.0)).dead_grace_s == 30.0
 
 
 def test_events_of_a_kill(fold: SnapshotFold) -> None:
@@ -145,11 +141,6 @@ def test_par_bound_and_gap_need_a_balancer(fold: SnapshotFold) -> None:
     assert [(p.par, p.bound) for p in snapshot.curve[-2:]] == [(1.5, 1.2), (None, None)]
 
 
-def test_without_tokens_there_is_no_par(fold: SnapshotFold) -> None:
-    idle = replace(load(1.0), tokens_LS=np.zeros((2, 2)))
-    assert fold.take(Reading(11.0, load=idle)).par is None
-
-
 def test_an_idle_cluster_has_no_par(fold: SnapshotFold) -> None:
     """The balancer keeps the last load, however old it is."""
     idle = (server("b"), server("a"))
@@ -163,6 +154,8 @@ def test_an_idle_cluster_has_no_par(fold: SnapshotFold) -> None:
         assert (snapshot.par, snapshot.bound) == ((2.7, 1.1) if at <= 22 else (None, None)), at
     assert [p.par for p in snapshot.curve[-2:]] == [2.7, None]
     assert snapshot.load is not None
+    no_tokens = replace(load(1.0), tokens_LS=np.zeros((2, 2)))
+    assert fold.take(Reading(24.0, load=no_tokens)).par is None
 
 
 def test_new_decisions_are_events_once(fold: SnapshotFold) -> None:

@@ -25,28 +25,19 @@ def server(name: str = "a", total: int = 0, loaded: int = 0, **fields: Any) -> M
 
 
 @pytest.mark.parametrize(
-    ("loading", "text"),
+    ("heartbeats", "rate"),
     [
-        (Loading(4 * GB, 0), "0.0 of 4.0 GB (0 %)"),
-        (Loading(4 * GB, 1400 * MB, 28e6), "1.4 of 4.0 GB (35 %), 28.0 MB/s, 93 s left"),
-        (Loading(12 * GB, 3 * GB, 1.25e9), "3.0 of 12.0 GB (25 %), 1.2 GB/s, 7 s left"),
-        (Loading(12_000 * GB, 0, 10e6), "0.0 of 12,000.0 GB (0 %), 10.0 MB/s, 20000 min left"),
-        (Loading(1_200_000, 900_000, 10_000.0), "0.9 of 1.2 MB (75 %), 0.0 MB/s, 30 s left"),
-        # It stands still, so that its end is unknown.
-        (Loading(4 * GB, 2 * GB, 0.0), "2.0 of 4.0 GB (50 %), 0.0 MB/s"),
-        (Loading(4 * GB, 4 * GB, 1e9), "4.0 of 4.0 GB (100 %), 1.0 GB/s, 0 s left"),
+        ([], None),
+        ([(3.0, 5)], None),
+        ([(3.0, 5), (3.1, 9)], None),
+        ([(3.0, 5), (4.0, 5)], 0.0),
+        ([(3.0, 5), (4.0, 99), (5.0, 25)], 10.0),
     ],
 )
-def test_text(loading: Loading, text: str) -> None:
-    assert loading.text == text
-
-
-def test_the_rate_is_unknown_without_two_heartbeats() -> None:
-    assert bytes_per_s([]) is None
-    assert bytes_per_s([(3.0, 5)]) is None
-    assert bytes_per_s([(3.0, 5), (3.1, 9)]) is None
-    assert bytes_per_s([(3.0, 5), (4.0, 5)]) == 0.0
-    assert bytes_per_s([(3.0, 5), (4.0, 99), (5.0, 25)]) == 10.0
+def test_the_rate_needs_two_heartbeats(
+    heartbeats: list[tuple[float, int]], rate: float | None
+) -> None:
+    assert bytes_per_s(heartbeats) == rate
 
 
 @given(rate=st.integers(1, 10**10), seconds=st.integers(2, 200), every=st.integers(1, 5))
@@ -105,3 +96,17 @@ def test_another_load_begins_anew() -> None:
         assert fold.take([server(total=100, loaded=50)], 1.0)["a"].bytes_per_s == 40
         found = fold.take([after], 2.0)["a"]
         assert (found.loaded_bytes, found.bytes_per_s) == (after.loaded_bytes, None)
+
+
+@pytest.mark.parametrize(
+    ("loading", "text"),
+    [
+        (Loading(12 * GB, 3 * GB, 1.25e9), "3.0 of 12.0 GB (25 %), 1.2 GB/s, 7 s left"),
+        (Loading(12_000 * GB, 0, 10e6), "0.0 of 12,000.0 GB (0 %), 10.0 MB/s, 20000 min left"),
+        (Loading(1_200_000, 900_000, 10_000.0), "0.9 of 1.2 MB (75 %), 0.0 MB/s, 30 s left"),
+        # It stands still, so that its end is unknown.
+        (Loading(4 * GB, 2 * GB, 0.0), "2.0 of 4.0 GB (50 %), 0.0 MB/s"),
+    ],
+)
+def test_text(loading: Loading, text: str) -> None:
+    assert loading.text == text

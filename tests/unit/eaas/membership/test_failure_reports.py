@@ -93,20 +93,13 @@ def test_refused_reports_are_repeated(
     assert session.taken.get(timeout=PATIENCE_S) == [("a", 1)]
 
 
-def test_a_failure_is_reported_at_once(source: Source, session: Session) -> None:
-    session.heartbeat_s = 2 * PATIENCE_S
-    reporter = OutcomeReporter(session, source, lambda: False)  # type: ignore[arg-type]
-    source.answered = {"a": 1}
-    source.wake()
-    assert session.taken.get(timeout=PATIENCE_S) == [("a", 1)]
-    reporter.close()
-    assert not reporter._thread.is_alive()
-
-
-def test_late_answers_are_counted_until_none_is_missing(source: Source, session: Session) -> None:
+def test_a_failure_is_reported_at_once_when_no_late_answer_is_missing(
+    source: Source, session: Session
+) -> None:
     session.heartbeat_s = 2 * PATIENCE_S
     source.owed = 3
     reporter = OutcomeReporter(session, source, source.settle)  # type: ignore[arg-type]
     source.wake()
     assert session.taken.get(timeout=PATIENCE_S) == [("late", 1)]
     reporter.close()
+    assert not reporter._thread.is_alive()

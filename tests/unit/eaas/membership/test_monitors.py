@@ -32,48 +32,40 @@ def three() -> Iterator[Monitors]:
     monitors.close()
 
 
-def test_a_single_monitor_stays_current() -> None:
-    monitors = Monitors("a:1")
-    monitor = monitors.now
-    assert not monitors.leave(monitor, refusal(UNAVAILABLE))
-    assert not monitors.leave(monitor, refusal(UNAVAILABLE, "b:2"))
-    assert monitors.now is monitor
-    monitors.close()
-
-
-def test_monitors_are_tried_in_a_circle(three: Monitors) -> None:
-    asked = []
-    for _ in range(4):
-        asked.append(three.now.address)
-        assert three.leave(three.now, TimeoutError())
-    assert asked == ["a:1", "b:2", "c:3", "a:1"]
-
-
-def test_the_named_leader_is_next(three: Monitors) -> None:
-    assert three.leave(three.now, refusal(UNAVAILABLE, "c:3"))
-    assert three.now.address == "c:3"
-
-
-def test_unknown_addresses_are_ignored(three: Monitors) -> None:
-    three.leave(three.now, refusal(UNAVAILABLE, "evil:1"))
-    assert three.now.address == "b:2"
+SILENT, NOT_LEADING = TimeoutError(), refusal(UNAVAILABLE)
 
 
 @pytest.mark.parametrize(
-    "code",
+    ("monitors", "errors", "asked"),
     [
-        grpc.StatusCode.NOT_FOUND,
-        grpc.StatusCode.ALREADY_EXISTS,
-        grpc.StatusCode.INVALID_ARGUMENT,
-        grpc.StatusCode.FAILED_PRECONDITION,
-        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        ("a:1", [NOT_LEADING, refusal(UNAVAILABLE, "b:2")], "aaa"),
+        ("a:1, b:2,c:3", [SILENT] * 3, "abca"),
+        ("a:1,b:2,c:3", [refusal(UNAVAILABLE, "c:3")], "ac"),
+        ("a:1,b:2,c:3", [refusal(UNAVAILABLE, "evil:1")], "ab"),
+        # a is dead; b and c do not know yet.
+        ("a:1,b:2,c:3", [NOT_LEADING, refusal(UNAVAILABLE, "a:1")], "abc"),
+        # The leader's own answers.
+        *(
+            ("a:1,b:2,c:3", [refusal(code)], "aa")
+            for code in (
+                grpc.StatusCode.NOT_FOUND,
+                grpc.StatusCode.ALREADY_EXISTS,
+                grpc.StatusCode.INVALID_ARGUMENT,
+                grpc.StatusCode.FAILED_PRECONDITION,
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+            )
+        ),
     ],
 )
-def test_the_leaders_own_answer_is_no_reason_to_leave(
-    three: Monitors, code: grpc.StatusCode
-) -> None:
-    assert not three.leave(three.now, refusal(code))
-    assert three.now.address == "a:1"
+def test_the_next_monitor(monitors: str, errors: list[Exception], asked: str) -> None:
+    known = Monitors(monitors)
+    found = known.now.address[0]
+    for error in errors:
+        before = known.now
+        assert known.leave(before, error) == (known.now is not before)
+        found += known.now.address[0]
+    known.close()
+    assert found == asked
 
 
 def test_two_threads_switch_only_once(three: Monitors) -> None:
@@ -81,15 +73,6 @@ def test_two_threads_switch_only_once(three: Monitors) -> None:
     assert three.leave(monitor, refusal(UNAVAILABLE))
     assert not three.leave(monitor, refusal(UNAVAILABLE))
     assert three.now.address == "b:2"
-
-
-def test_a_dead_leader_is_not_followed(three: Monitors) -> None:
-    three.leave(three.now, refusal(UNAVAILABLE))  # a is dead; b and c do not know yet.
-    asked = [three.now.address]
-    for _ in range(3):
-        three.leave(three.now, refusal(UNAVAILABLE, "a:1"))
-        asked.append(three.now.address)
-    assert asked[:2] == ["b:2", "c:3"]
 
 
 @pytest.mark.parametrize("seed", range(200))

@@ -7,8 +7,6 @@ import stat
 import struct
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +19,7 @@ from eaas.errors import ConnectionLostError, SharedMemoryError
 from eaas.wire import Arena, SlotState
 from eaas.wire.arena import SHM_DIRECTORY, arena_bytes
 from eaas.wire.slot import DOORBELL, REQUEST_HEADER_BYTES, RESULT_HEADER_BYTES, result_view
+from helper_process import output_of
 
 ROOT = Path(eaas.__file__).parents[1]
 SLOTS, PAYLOAD, RESULT, INCARNATION = 3, 1000, 500, 2**40 + 5
@@ -45,16 +44,6 @@ def arena(request: pytest.FixtureRequest) -> Iterator[Arena]:
     arena.close()
 
 
-def test_properties_of_an_arena(arena: Arena) -> None:
-    assert arena.slots == SLOTS
-    assert arena.payload_capacity == PAYLOAD
-    assert arena.result_capacity == RESULT
-    assert arena.incarnation == INCARNATION
-    assert arena.size == len(arena.buffer) == arena_bytes(SLOTS, PAYLOAD, RESULT)
-    assert arena.flags.scan(0, SLOTS, SlotState.FREE.mask) == [0, 1, 2]
-    assert [arena.generation(i) for i in range(SLOTS)] == [0, 0, 0]
-
-
 def test_nothing_in_an_arena_overlaps(arena: Arena) -> None:
     """Filling one part changes no other."""
     regions = [
@@ -65,7 +54,10 @@ def test_nothing_in_an_arena_overlaps(arena: Arena) -> None:
             (arena.result_offset(i), RESULT_HEADER_BYTES + RESULT),
         )
     ]
+    assert arena.size == len(arena.buffer) == arena_bytes(SLOTS, PAYLOAD, RESULT)
+    assert (arena.payload_capacity, arena.result_capacity) == (PAYLOAD, RESULT)
     for i in range(SLOTS):
+        assert (arena.generation(i), arena.flags.load(i)) == (0, SlotState.FREE)
         arena.set_generation(i, 2**32 - 1)
         arena.flags.exchange(i, SlotState.OFFLINE)
     for bell in range(SLOTS + 1):
@@ -122,12 +114,19 @@ def test_the_generation_is_read_after_the_fence(monkeypatch: pytest.MonkeyPatch)
 # -- the file -------------------------------------------------------------------------------------
 
 
-def test_the_file_is_private_and_nameless(shared: Arena) -> None:
-    status = os.fstat(shared.fd)
+def test_the_file_is_private_and_nameless() -> None:
+    """Whatever the umask is."""
+    previous = os.umask(0o777)
+    try:
+        arena = Arena.create_shared(1, 64, 64, 1)
+    finally:
+        os.umask(previous)
+    status = os.fstat(arena.fd)
     assert stat.S_IMODE(status.st_mode) == 0o600
     assert status.st_uid == os.geteuid()
     assert status.st_nlink == 0
-    assert not os.get_inheritable(shared.fd)
+    assert not os.get_inheritable(arena.fd)
+    arena.close()
 
 
 def test_slots_take_memory_when_they_are_allocated() -> None:
@@ -142,16 +141,6 @@ def test_slots_take_memory_when_they_are_allocated() -> None:
     assert 1 << 20 <= taken() < (1 << 20) + (64 << 10)
     arena.allocate(1, 2, 1 << 18, 1 << 18)
     assert taken() < (1 << 20) + (64 << 10)
-    arena.close()
-
-
-def test_the_umask_does_not_change_the_mode() -> None:
-    previous = os.umask(0o777)
-    try:
-        arena = Arena.create_shared(1, 64, 64, 1)
-    finally:
-        os.umask(previous)
-    assert stat.S_IMODE(os.fstat(arena.fd).st_mode) == 0o600
     arena.close()
 
 
@@ -226,17 +215,9 @@ arena.close()
 """
 
 
-def visit(script: str, *arguments: int) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-c", script, *map(str, arguments)]
-    return subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
-    )
-
-
 def test_another_process_attaches(shared: Arena) -> None:
     shared.set_generation(2, 9)
-    visited = visit(VISITOR, os.getpid(), shared.fd, shared.size)
-    assert visited.returncode == 0, visited.stderr
+    output_of(sys.executable, "-c", VISITOR, os.getpid(), shared.fd, shared.size, cwd=ROOT)
     assert shared.flags.wait(0, SLOTS, SlotState.WRITTEN.mask, DOORBELL, -1, 0, 0) == [2]
     offset = shared.request_offset(2)
     assert shared.buffer[offset : offset + 5] == b"hello"
@@ -347,20 +328,3 @@ def test_views_outlive_the_arena_and_then_free_it(arena: Arena) -> None:
     del view_TH
     gc.collect()
     assert Path("/proc/self/maps").read_text().count("\n") <= mapped
-
-
-def test_closing_under_a_waiting_thread(shared: Arena) -> None:
-    errors: list[str] = []
-
-    def waiter() -> None:
-        try:
-            shared.flags.wait(0, SLOTS, SlotState.WRITTEN.mask, DOORBELL, -1, 0, 60_000_000)
-        except ValueError as error:
-            errors.append(str(error))
-
-    thread = threading.Thread(target=waiter)
-    thread.start()
-    time.sleep(0.02)
-    shared.close()
-    thread.join(10)
-    assert errors == ["the flags were released"]

@@ -59,7 +59,6 @@ class SlotLife(RuleBasedStateMachine):
         self.value = 0.0
         self.steps_written = 0
         self.client_lives = True
-        self.server_steps = 0
         self.accepted: RequestHeader | None = None
         self.computed_value = 0.0
 
@@ -203,5 +202,5 @@ class SlotLife(RuleBasedStateMachine):
         SlotState(self.arena.flags.load(0))
 
 
-SlotLife.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+SlotLife.TestCase.settings = settings(stateful_step_count=40)
 TestSlotLife = SlotLife.TestCase

@@ -90,26 +90,32 @@ def test_mxfp4_of_each_expert(tmp_path: Path) -> None:
     assert torch.equal(found.row(1)[...], packed.weight_NK[1])
 
 
-@pytest.mark.parametrize("name", ["fp8", "gptq", "awq", "ct-int4", "ct-fp8"])
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_damaged_scale_is_refused(tmp_path: Path, name: str, value: float) -> None:
+NAN, INFINITE = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "value", "words"),
+    [
+        *(
+            (name, "scale", value, r"tensor m\..*scale is NaN or infinite")
+            for name in ("fp8", "gptq", "awq", "ct-int4", "ct-fp8")
+            for value in (NAN, INFINITE)
+        ),
+        ("fp8", "m.weight", 0xFF, "a weight is NaN"),
+        ("mxfp4", "m_scales", 255, "a scale is NaN"),
+    ],
+)
+def test_a_damaged_code_or_scale_is_refused(
+    tmp_path: Path, name: str, part: str, value: float, words: str
+) -> None:
     tensors = stored(SCHEMES[name].pack(weight()))
-    (scale,) = (key for key in tensors if "scale" in key)
-    tensors[scale].view(-1)[-1] = value
-    with pytest.raises(CorruptShardError, match=r"tensor m\..*scale is NaN or infinite") as caught:
-        opened(write(tmp_path, SCHEMES[name], tensors))[...]
+    (key,) = (key for key in tensors if part in key and (part == "scale" or part == key))
+    tensor = tensors[key].view(torch.uint8) if isinstance(value, int) else tensors[key]
+    tensor.view(-1)[-1] = value
+    opened_as = "m" if name == "mxfp4" else "m.weight"
+    with pytest.raises(CorruptShardError, match=words) as caught:
+        opened(write(tmp_path, SCHEMES[name], tensors), opened_as)[...]
     assert "\n" not in str(caught.value)
-
-
-def test_damaged_codes_and_exponents_are_refused(tmp_path: Path) -> None:
-    tensors = stored(SCHEMES["fp8"].pack(weight()))
-    tensors["m.weight"].view(torch.uint8)[2, 7] = 0xFF
-    with pytest.raises(CorruptShardError, match="a weight is NaN"):
-        opened(write(tmp_path / "fp8", SCHEMES["fp8"], tensors))[...]
-    tensors = stored(SCHEMES["mxfp4"].pack(weight()))
-    tensors["m_scales"][1, 1] = 255
-    with pytest.raises(CorruptShardError, match="a scale is NaN"):
-        opened(write(tmp_path / "mxfp4", SCHEMES["mxfp4"], tensors), "m")[...]
 
 
 @pytest.mark.parametrize("name", [name for name in SCHEMES if name != "mxfp4"])
@@ -181,13 +187,57 @@ def test_unknown_variants_are_refused(
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", SCHEMES)
-def test_a_missing_part_is_refused(tmp_path: Path, name: str) -> None:
+SCALE = "the scale"
+
+
+@pytest.mark.parametrize(
+    ("name", "missing", "fields"),
+    [
+        *((name, SCALE, {}) for name in SCHEMES),
+        # Parts without which codes have other values.
+        ("gptq-desc_act", "m.g_idx", {}),
+        ("ct-int4", "m.weight_g_idx", of_group(actorder="group")),
+        ("ct-int4-zeros", "m.weight_zero_point", {}),
+    ],
+)
+def test_a_missing_part_is_refused(
+    tmp_path: Path, name: str, missing: str, fields: dict[str, object]
+) -> None:
     tensors = stored(SCHEMES[name].pack(weight()))
-    (scale,) = (key for key in tensors if "scale" in key and "input" not in key)
-    del tensors[scale]
-    with pytest.raises(UnsupportedModelError, match="m"):
-        read_files(write(tmp_path, SCHEMES[name], tensors))
+    if missing == SCALE:
+        (scale,) = (key for key in tensors if "scale" in key and "input" not in key)
+        del tensors[scale]
+    else:
+        tensors.pop(missing, None)
+    with pytest.raises(
+        UnsupportedModelError, match="m" if missing == SCALE else f"has no {missing}"
+    ):
+        read_files(write(tmp_path, changed(name, **fields), tensors))
+
+
+MISLEADING: list[tuple[str, dict[str, Any]]] = [
+    ("gptq", {"bits": 8, "group_size": 32}),
+    ("gptq", {"bits": 3}),
+    ("gptq", {"bits": None, "group_size": None}),
+    ("gptq-int8", {"bits": 4}),
+    ("gptq-channel", {"group_size": 128}),
+    ("gptq", {"dynamic": {"m": {"bits": 8}}}),
+    ("gptq", {"dynamic": {"-:m": {}}}),
+    ("gptq-zeros", {"sym": True}),
+    ("gptq-desc_act", {"desc_act": False}),
+    ("gptq-v2", {"checkpoint_format": None, "format": "GPTQ_V2"}),
+    ("awq-32", {"group_size": None}),
+    ("awq", {"bits": 8}),
+    ("fp8", {"scale_fmt": "ue8m0"}),
+    ("fp8", {"fmt": "float8_e4m3fn"}),  # MiniMax
+    ("fp8", {"quant_method": "FP8"}),
+    ("gptq", {"quant_method": "GPTQ"}),
+    ("ct-int4", of_group(num_bits=8)),
+    ("ct-int4", of_group(group_size=128)),
+    ("ct-int4", of_group(group_size=None)),
+    ("ct-fp8", transforms("weight_output")),
+]
+"""What a section states wrongly, or not at all."""
 
 
 def test_the_scheme_of_a_module_is_the_one_that_names_it(tmp_path: Path) -> None:
@@ -205,52 +255,20 @@ def test_the_scheme_of_a_module_is_the_one_that_names_it(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "fields"),
+    ("scheme", "inputs"),
     [
-        *((name, {}) for name in SCHEMES if name != "mxfp4"),
-        # What a section states wrongly, or not at all.
-        ("gptq", {"bits": 8, "group_size": 32}),
-        ("gptq", {"bits": 3}),
-        ("gptq", {"bits": None, "group_size": None}),
-        ("gptq-int8", {"bits": 4}),
-        ("gptq-channel", {"group_size": 128}),
-        ("gptq", {"dynamic": {"m": {"bits": 8}}}),
-        ("gptq", {"dynamic": {"-:m": {}}}),
-        ("gptq-zeros", {"sym": True}),
-        ("gptq-desc_act", {"desc_act": False}),
-        ("gptq-v2", {"checkpoint_format": None, "format": "GPTQ_V2"}),
-        ("awq-32", {"group_size": None}),
-        ("awq", {"bits": 8}),
-        ("fp8", {"scale_fmt": "ue8m0"}),
-        ("fp8", {"fmt": "float8_e4m3fn"}),  # MiniMax
-        ("fp8", {"quant_method": "FP8"}),
-        ("gptq", {"quant_method": "GPTQ"}),
-        ("ct-int4", of_group(num_bits=8)),
-        ("ct-int4", of_group(group_size=128)),
-        ("ct-int4", of_group(group_size=None)),
-        ("ct-fp8", transforms("weight_output")),
+        *((SCHEMES[name], INPUTS) for name in SCHEMES if name != "mxfp4"),
+        *((changed(name, **fields), INPUTS) for name, fields in MISLEADING),
+        # Blocks of 128 where a section names none.
+        (replace(SCHEMES["fp8"], config={"quant_method": "fp8"}), INPUTS),
+        # A short last group: compressed-tensors refuses them; GPTQ does not.
+        *((gptq(group, symmetric=False), 104) for group in (16, 31, 32, 48)),
     ],
-)  # fmt: skip
-def test_a_matrix_is_what_its_tool_wrote(
-    tmp_path: Path, name: str, fields: dict[str, object]
-) -> None:
+)
+def test_a_matrix_is_what_its_tool_wrote(tmp_path: Path, scheme: Scheme, inputs: int) -> None:
     """The tensors decide, not what the section says of them."""
-    check_value(tmp_path, changed(name, **fields))
-
-
-@pytest.mark.parametrize("group", [16, 31, 32, 48])
-def test_a_short_last_group(tmp_path: Path, group: int) -> None:
-    """compressed-tensors refuses them; GPTQ does not."""
-    check_value(tmp_path, gptq(group, symmetric=False), inputs=104)
-
-
-def test_blocks_of_128_where_a_section_names_none(tmp_path: Path) -> None:
-    check_value(tmp_path, replace(SCHEMES["fp8"], config={"quant_method": "fp8"}))
-
-
-def check_value(path: Path, scheme: Scheme, inputs: int = INPUTS) -> None:
     packed = scheme.pack(weight(inputs=inputs))
-    found, wanted_NK = opened(write(path, scheme, stored(packed))), packed.weight_NK.float()
+    found, wanted_NK = opened(write(tmp_path, scheme, stored(packed))), packed.weight_NK.float()
     assert found.shape == (ROWS, inputs)
     torch.testing.assert_close(found[...], wanted_NK, rtol=0, atol=scheme.atol)
     torch.testing.assert_close(found[3:9], wanted_NK[3:9], rtol=0, atol=scheme.atol)
@@ -262,23 +280,6 @@ def test_zero_points_of_gptq(tmp_path: Path, sym: bool | None, has_zeros: bool) 
     scheme = changed("gptq-int8", sym=sym)
     found = opened(write(tmp_path, scheme, stored(scheme.pack(weight()))))
     assert found.matrix.stored.has_zeros is has_zeros
-
-
-@pytest.mark.parametrize(
-    ("name", "missing", "fields"),
-    [
-        ("gptq-desc_act", "m.g_idx", {}),
-        ("ct-int4", "m.weight_g_idx", of_group(actorder="group")),
-        ("ct-int4-zeros", "m.weight_zero_point", {}),
-    ],
-)
-def test_a_part_without_which_codes_have_other_values(
-    tmp_path: Path, name: str, missing: str, fields: dict[str, object]
-) -> None:
-    tensors = stored(SCHEMES[name].pack(weight()))
-    tensors.pop(missing, None)
-    with pytest.raises(UnsupportedModelError, match=rf"has no {missing}"):
-        read_files(write(tmp_path, changed(name, **fields), tensors))
 
 
 def test_three_bits_are_refused_with_the_rule(tmp_path: Path) -> None:
@@ -326,6 +327,12 @@ def test_config_json_comes_before_other_files(tmp_path: Path) -> None:
     (path / "quantize_config.json").write_text(json.dumps(SCHEMES["gptq"].config))
     (path / "quant_config.json").write_text("[")
     assert torch.equal(opened(path)[...], packed.weight_NK)
+    # A digest has the section of another file.
+    digests = set()
+    for section in (SCHEMES["gptq"].config, SCHEMES["gptq-v2"].config):
+        scheme = Scheme(dict(section), SCHEMES["gptq"].pack, file="quantize_config.json")
+        digests.add(read_files(write(tmp_path / "other", scheme, stored(packed))).digest(()))
+    assert len(digests) == 2
 
 
 @pytest.mark.parametrize("text", ["{}", "null", " null\n"])
@@ -339,14 +346,6 @@ def test_an_empty_side_file_hides_no_other(tmp_path: Path, text: str) -> None:
     (path / scheme.file).write_text(text)
     with pytest.raises(UnsupportedModelError, match=r"neither config\.json"):
         read_files(path)
-
-
-def test_a_digest_has_the_section_of_another_file(tmp_path: Path) -> None:
-    scheme = Scheme(SCHEMES["gptq"].config, SCHEMES["gptq"].pack, file="quantize_config.json")
-    path = write(tmp_path, scheme, stored(scheme.pack(weight())))
-    first = read_files(path)
-    (path / scheme.file).write_text(json.dumps(scheme.config | {"checkpoint_format": "gptq_v2"}))
-    assert read_files(path).digest(()) != first.digest(())
 
 
 @pytest.mark.parametrize(
@@ -366,26 +365,20 @@ def test_another_file_that_cannot_be_read(tmp_path: Path, text: str, words: str)
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-@pytest.mark.parametrize("section", [None, {}])
+@pytest.mark.parametrize("section", [None, {}, "fp8", ["fp8"], 4])
 def test_quantised_tensors_without_a_section_are_refused(
-    tmp_path: Path, name: str, section: dict[str, object] | None
+    tmp_path: Path, name: str, section: object
 ) -> None:
     path = write(tmp_path, Scheme({}, SCHEMES[name].pack), stored(SCHEMES[name].pack(weight())))
     config = {"model_type": "qwen3_moe", "quantization_config": section}
     (path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UnsupportedModelError, match=r"tensor m\S* \(\w+\) belongs to") as caught:
+    words, file = r"tensor m\S* \(\w+\) belongs to", "model.safetensors"
+    if section:
+        words, file = "quantization_config is .* where a mapping", "config.json"
+    with pytest.raises(UnsupportedModelError, match=words) as caught:
         read_files(path)
-    assert str(path / "model.safetensors") in str(caught.value)
+    assert str(path / file) in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("section", ["fp8", ["fp8"], 4])
-def test_a_section_that_is_no_mapping_is_refused(tmp_path: Path, section: object) -> None:
-    path = write(tmp_path, SCHEMES["fp8"], {"m.weight": weight()})
-    config = {"model_type": "qwen3_moe", "quantization_config": section}
-    (path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UnsupportedModelError, match=r"quantization_config is .* where a mapping"):
-        read_files(path)
 
 
 @pytest.mark.parametrize(
