@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+from typing import Any
 
 import httpx
 import pytest
@@ -35,10 +36,6 @@ def answer(handler: object) -> Answer:
     return asyncio.run(run())
 
 
-def of(text: str, status: int = 200) -> Answer:
-    return answer(lambda request: httpx.Response(status, text=text))
-
-
 def test_an_answer() -> None:
     asked: list[bytes] = []
 
@@ -61,35 +58,39 @@ def test_an_answer() -> None:
     }
 
 
+def response(text: str, status: int = 200) -> Any:
+    return lambda request: httpx.Response(status, text=text)
+
+
+def broken(request: httpx.Request) -> httpx.Response:
+    raise httpx.ReadError("gone")
+
+
+JSON_ERROR = (
+    "JSONDecodeError('Expecting property name enclosed in double quotes: line 1 column 2 (char 1)')"
+)
+
+
 @pytest.mark.parametrize(
-    ("text", "status", "error", "kind"),
+    ("handler", "error", "kind"),
     [
-        (json.dumps({"error": GONE}), 503, "status 503: layer 1: no live replica", GONE["type"]),
-        (piece("a") + event(error=GONE) + piece("b"), 200, GONE["message"], GONE["type"]),
-        ("<html>", 502, "status 502: <html>", ""),
-        ('{"error": "odd"}', 500, "status 500: odd", ""),
-        (piece("a") + piece("b"), 200, "the stream ended before its answer", ""),
-        ("", 200, "the stream ended before its answer", ""),
         (
-            piece("a") + "data: {\n\n",
-            200,
-            "JSONDecodeError('Expecting property name enclosed in double quotes: line 1 column 2 (char 1)')",
-            "",
+            response(json.dumps({"error": GONE}), 503),
+            f"status 503: {GONE['message']}",
+            GONE["type"],
         ),
+        (response(piece("a") + event(error=GONE) + piece("b")), GONE["message"], GONE["type"]),
+        (response("<html>", 502), "status 502: <html>", ""),
+        (response('{"error": "odd"}', 500), "status 500: odd", ""),
+        (response(piece("a") + piece("b")), "the stream ended before its answer", ""),
+        (response(""), "the stream ended before its answer", ""),
+        (response(piece("a") + "data: {\n\n"), JSON_ERROR, ""),
+        (broken, "ReadError('gone')", ""),
     ],
 )
-def test_an_error_is_returned_and_not_raised(text: str, status: int, error: str, kind: str) -> None:
-    found = of(text, status)
+def test_an_error_is_returned_and_not_raised(handler: object, error: str, kind: str) -> None:
+    found = answer(handler)
     assert (found.error, found.error_type) == (error, kind)
-
-
-def test_a_connection_that_breaks_has_no_type() -> None:
-    def handle(request: httpx.Request) -> httpx.Response:
-        raise httpx.ReadError("gone")
-
-    found = answer(handle)
-    assert found.error == "ReadError('gone')"
-    assert found.error_type == ""
 
 
 def test_a_stall_is_the_longest_time_between_pieces() -> None:

@@ -23,25 +23,23 @@ def read(path: Path) -> x509.Certificate:
     return x509.load_pem_x509_certificate(path.read_bytes())
 
 
+def check_files(directory: Path) -> None:
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in directory.iterdir()}
+    assert modes.keys() == FILES
+    assert {mode for name, mode in modes.items() if name.endswith(".key")} == {0o600}
+
+
 def names_of(certificate: x509.Certificate) -> x509.SubjectAlternativeName:
     return certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
 
 
 def test_the_command_writes_an_authority_and_every_role(tmp_path: Path) -> None:
     directory = tmp_path / "tls"
-    words = [
-        "certs",
-        str(directory),
-        "--days",
-        "7",
-        "--san",
-        "monitor.example",
-        "--san",
-        "10.0.0.7",
-    ]
-    result = CliRunner().invoke(app, words)
+    words = f"certs {directory} --days 7 --san monitor.example --san 10.0.0.7"
+    result = CliRunner().invoke(app, words.split())
     assert result.exit_code == 0, result.output
-    assert {path.name for path in directory.iterdir()} == FILES
+    check_files(directory)
     authority = read(directory / "ca.pem")
     for role in ROLES:
         certificate = read(directory / f"{role}.pem")
@@ -63,17 +61,6 @@ def test_the_command_writes_an_authority_and_every_role(tmp_path: Path) -> None:
         assert key.public_key() == certificate.public_key()
 
 
-def test_key_files_have_mode_0600(tmp_path: Path) -> None:
-    directory = tmp_path / "tls"
-    write_certificates(directory, days=1)
-    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
-    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in directory.iterdir()}
-    assert {mode for name, mode in modes.items() if name.endswith(".key")} == {0o600}
-    issue_again(directory, days=1)
-    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in directory.iterdir()}
-    assert {mode for name, mode in modes.items() if name.endswith(".key")} == {0o600}
-
-
 @pytest.mark.parametrize("there", ["ca.key", "ca.pem", "operator.pem", "monitor.key"])
 def test_nothing_is_overwritten(tmp_path: Path, there: str) -> None:
     (tmp_path / there).write_text("precious")
@@ -84,16 +71,16 @@ def test_nothing_is_overwritten(tmp_path: Path, there: str) -> None:
 
 
 def test_renewed_by_the_same_authority(tmp_path: Path) -> None:
-    write_certificates(tmp_path, days=1)
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    result = CliRunner().invoke(app, ["certs", str(tmp_path), "--renew"])
+    directory = tmp_path / "tls"
+    write_certificates(directory, days=1)
+    before = {path.name: path.read_bytes() for path in directory.iterdir()}
+    result = CliRunner().invoke(app, ["certs", str(directory), "--renew"])
     assert result.exit_code == 0, result.output
-    after = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    assert after.keys() == before.keys()
-    same = {name for name in before if before[name] == after[name]}
+    check_files(directory)
+    same = {name for name in before if before[name] == (directory / name).read_bytes()}
     assert same == {"ca.pem", "ca.key"}
     for role in ROLES:
-        read(tmp_path / f"{role}.pem").verify_directly_issued_by(read(tmp_path / "ca.pem"))
+        read(directory / f"{role}.pem").verify_directly_issued_by(read(directory / "ca.pem"))
 
 
 def test_impossible_requests_are_refused(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-import eaas
 from cli_options import OPTIONS
 from eaas.errors import ClusterError, ConfigError, EaasError
 from eaas_cli.commands import app
@@ -46,11 +45,6 @@ def test_every_command_is_frozen() -> None:
 def test_options(name: str) -> None:
     parameters = {p.opts[0]: p.default for p in COMMANDS[name].params}
     assert parameters == OPTIONS[name]
-
-
-def test_version() -> None:
-    result = CliRunner().invoke(app, ["--version"])
-    assert (result.exit_code, result.stdout.strip()) == (0, eaas.__version__)
 
 
 def test_help_needs_neither_torch_nor_transformers() -> None:
@@ -102,13 +96,8 @@ def test_a_wrong_call_names_the_option(arguments: list[str], named: str) -> None
     [
         ("bench dispatch --rounds 1", "now `python -m benchmarks.dispatch`, in a clone"),
         ("bench select", "gone; docs/performance.md"),
-        ("simulate policy --strategy fcfs", "now `python -m benchmarks.caps judge`"),
-        ("simulate validate", "gone; docs/scheduling.md keeps"),
-        ("knobs train", "gone; docs/policies.md keeps its figures"),
         ("serve DIR --port 1", "`eaas up DIR`"),
         ("ps -a", "`eaas status`"),
-        ("stop", "`eaas down`"),
-        ("bench experts --no-builtin", "gone: --shape takes"),
         ("simulate caps --seeds 1 --out=x", "gone: --json"),
         ("vllm --operator-page", "an option of the page's own process"),
     ],
@@ -192,10 +181,9 @@ def test_a_refusal_is_one_error_from_any_sender(answer: dict[str, Any], why: str
 
 def test_an_unreachable_endpoint_is_one_line() -> None:
     response = httpx.Response(404, request=httpx.Request("GET", "http://x/eaas/v1/status"))
-    with pytest.raises(httpx.HTTPStatusError) as caught:
-        response.raise_for_status()
-    assert "\n" in str(caught.value)
-    message = unreachable_error("http://x", caught.value)
+    message = unreachable_error(
+        "http://x", httpx.HTTPStatusError("a\nb 404", request=response.request, response=response)
+    )
     assert "\n" not in message
     assert "404" in message
     assert message.count("http://x") == 1
@@ -209,16 +197,3 @@ def test_the_address_of_an_own_cluster_is_named_once() -> None:
         assert unreachable_error("http://localhost:1/v1", timeout) == told
         elsewhere = unreachable_error("http://127.0.0.1:2", timeout)
     assert elsewhere.endswith("your `eaas up` serves at http://127.0.0.1:1 (demo)")
-
-
-def test_an_answer_keeps_its_separators(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM does not escape them."""
-    text = "a\u0085b\u2028c"
-    event = json.dumps({"choices": [{"text": text}]}, ensure_ascii=False)
-    body = f"data: {event}\n\ndata: [DONE]\n\n".encode()
-    transport = httpx.MockTransport(lambda request: httpx.Response(200, content=body))
-    plain = httpx.Client
-    monkeypatch.setattr(httpx, "Client", lambda **_: plain(transport=transport))
-    answer = CliRunner().invoke(app, ["generate", "x", "--endpoint", "http://127.0.0.1:9"])
-    assert answer.exit_code == 0
-    assert answer.stdout == f"{text}\n"

@@ -86,26 +86,14 @@ def test_every_server_that_joins_or_leaves_is_named(
     monkeypatch: pytest.MonkeyPatch, balancer: Balancer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Also one that joined between two polls."""
-    show(
-        monkeypatch,
-        status("SERVING"),
-        status("SERVING", "SERVING"),
-        status("SERVING", "SERVING", "JOINING"),
-        status("SERVING", "SERVING", "SERVING"),
-    )
+    two, three = ["SERVING"] * 2, ["SERVING"] * 3
+    show(monkeypatch, status("SERVING"), status(*two), status(*two, "JOINING"), status(*three))
     servers.scale(3, "http://e")
     assert capsys.readouterr().out == "s1: SERVING\ns2: JOINING\ns2: SERVING\n"
-
-
-def test_nothing_to_do_is_said(
-    monkeypatch: pytest.MonkeyPatch, balancer: Balancer, capsys: pytest.CaptureFixture[str]
-) -> None:
-    show(monkeypatch, *[status("SERVING")] * 2)
+    show(monkeypatch, status("SERVING"), status("SERVING"))
     servers.scale(1, "http://e")
-    assert capsys.readouterr() == (
-        "nothing to do: the cluster has 1 server\n",
-        "cluster: http://e\n",
-    )
+    told = ("nothing to do: the cluster has 1 server\n", "cluster: http://e\n")
+    assert capsys.readouterr() == told
 
 
 @pytest.mark.parametrize(

@@ -50,9 +50,6 @@ def test_of_several_clusters_the_named_one_gets_sigterm_and_is_waited_for(
     assert capsys.readouterr().err.endswith("cluster: http://127.0.0.1:1 (m)\n")
     down.down()
     assert launchers[1].wait(0) == 0
-
-
-def test_without_a_cluster_it_says_so() -> None:
     with pytest.raises(ClusterError, match="no `eaas up` of yours"):
         down.down()
 
@@ -70,16 +67,15 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
         pass
 
 
-def test_a_ray_client_address_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_without_a_ray_cluster_is_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     pytest.importorskip("ray", reason="needs the extra `ray`")
-    monkeypatch.setenv("RAY_ADDRESS", "ray://h:10001")
-    with pytest.raises(ConfigError, match="ray job submit"), connection.connected():
-        pass
-
-
-def test_a_silent_ray_address_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("ray", reason="needs the extra `ray`")
-    address = f"127.0.0.1:{free_port()}"
-    monkeypatch.setenv("RAY_ADDRESS", address)
-    with pytest.raises(ClusterError, match=f"no Ray cluster at {address}"), connection.connected():
-        pass
+    silent = f"127.0.0.1:{free_port()}"
+    for address, error, why in (
+        ("ray://h:10001", ConfigError, "ray job submit"),
+        (silent, ClusterError, f"no Ray cluster at {silent}"),
+    ):
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        with pytest.raises(error, match=why), connection.connected():
+            pass

@@ -10,27 +10,17 @@ from eaas.config import ClusterConfig
 from eaas_cli.commands.greeting import passes_text
 
 
-@pytest.mark.parametrize(
-    ("engine", "compiles", "has_compiler", "lines"),
-    [
-        ("transformers", True, False, 1),
-        ("transformers", True, True, 0),
-        ("transformers", False, False, 0),
-        ("vllm", True, False, 0),
-    ],
-)
 def test_who_would_compile_without_a_compiler_is_told_what_is_slower(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    engine: str,
-    compiles: bool,
-    has_compiler: bool,
-    lines: int,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    if has_compiler:
-        (tmp_path / "g++").write_text("#!/bin/sh\n")
-        (tmp_path / "g++").chmod(0o755)
-    config = ClusterConfig.model_validate({"attention_client": {"compile": compiles}})
-    text = passes_text(engine, config)
-    assert (text.count("\n"), "g++" in text) == (lines, bool(lines))
+    compiled, eager = (
+        ClusterConfig.model_validate({"attention_client": {"compile": compiles}})
+        for compiles in (True, False)
+    )
+    told = passes_text("transformers", compiled)
+    assert (told.count("\n"), "g++" in told) == (1, True)
+    assert passes_text("transformers", eager) == passes_text("vllm", compiled) == ""
+    (tmp_path / "g++").write_text("#!/bin/sh\n")
+    (tmp_path / "g++").chmod(0o755)
+    assert passes_text("transformers", compiled) == ""

@@ -28,12 +28,6 @@ def test_lines_come_now_and_then_and_only_during_long_loads() -> None:
     assert [second for second in range(31, 50) if lines.take(LOADING, float(second))] == [34, 44]
 
 
-def test_short_loads_print_nothing() -> None:
-    lines = LoadingLines()
-    for second in range(100):
-        assert lines.take(LOADING if second % 4 < 3 else {}, float(second)) == []
-
-
 class Monitor:
     """Answers like the monitor's connection; counts the questions."""
 

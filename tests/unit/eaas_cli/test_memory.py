@@ -94,8 +94,3 @@ def test_each_named_figure_fits(
     assert all(gb <= free / 1e9 + 0.05 for gb in named)
     least = experts * min([part for _, part in smaller], default=1.0) + others
     assert bool(named) == (least <= free)
-
-
-def test_the_need_is_stated() -> None:
-    need = MemoryNeed(12_000_000_000, 2, 4_000_000_000)
-    assert str(need) == "experts 12.0 GB, 2 replicas 24.0 GB; other weights 4.0 GB"

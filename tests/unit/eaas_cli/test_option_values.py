@@ -10,13 +10,10 @@ from eaas.errors import ConfigError
 from eaas_cli.option_values import refuse_unwritable
 
 
-def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_refused_and_others_stay(tmp_path: Path) -> None:
     for wanted in (tmp_path, tmp_path / "absent" / "x", Path("/proc/self/x")):
         with pytest.raises(ConfigError, match=f"--out {wanted}: .*; give another file"):
             refuse_unwritable("--out", wanted)
-
-
-def test_a_file_that_can_be_written_stays_as_it_was(tmp_path: Path) -> None:
     former = tmp_path / "former"
     former.write_text("kept")
     refuse_unwritable("--out", former)

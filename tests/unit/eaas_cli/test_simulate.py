@@ -73,9 +73,6 @@ def test_autoscale_prints_its_document(trace: Path) -> None:
     saved = 1 - autoscaled["server_hours"] / large["server_hours"]
     assert large["saved_by_autoscaling"] == pytest.approx(saved)
     assert large["saved_at_end"] == pytest.approx(0.5)
-
-
-def test_autoscale_prints_a_table(trace: Path) -> None:
     shown = simulate("autoscale", "--trace", trace, "--fixed", "4", "--start", "2")
     rows = [line.split() for line in shown.splitlines() if "fixed 4" in line]
     assert rows[0][:5] == ["fixed", "4", "4", "4", "4"]

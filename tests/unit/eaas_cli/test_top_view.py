@@ -71,67 +71,55 @@ def lines(snapshot: ClusterSnapshot, height: int = 40, **how: Any) -> list[str]:
     return out.getvalue().splitlines()
 
 
-def row(found: list[str], first: str) -> list[str]:
-    (line,) = [line for line in found if line.split()[:1] == [first]]
-    return line.split()
+FRAME = f"""\
+{URL}   epoch 5   experts: at least 2 live, on 1 node
+tokens/s 123.4   TTFT 45 ms   ITL 12 ms   running 3   waiting 4
+PAR 1.25   bound 1.00   gap 1.25
+
+MEMBER                      STATE       LIFE  EXPERTS  BUSY  LOAD  FLIGHT  HEARD
+client                      SERVING        2                            3  0.4 s
+a                           SERVING        2        8   25%  0.75       1  0.4 s
+b                           SUSPECT        2        6   75%  1.25       0  1.7 s
+
+LOAD BY LAYER (full: 2 times the layer's mean)
+a                        ▃▅
+b                        ▇▅
+
+EVENTS
+  5 s ago  b is SUSPECT
+"""
 
 
-def test_the_head() -> None:
-    found = lines(FACTS)
-    assert found[0] == f"{URL}   epoch 5   experts: at least 2 live, on 1 node"
-    assert found[1] == "tokens/s 123.4   TTFT 45 ms   ITL 12 ms   running 3   waiting 4"
-    assert found[2] == "PAR 1.25   bound 1.00   gap 1.25"
-    quiet = lines(replace(FACTS, rates=Rates(), par=None, counters=None))
-    assert quiet[1] == "tokens/s -   TTFT -   ITL -   running -   waiting -"
-    # No number that nobody has told.
-    assert lines(replace(FACTS, placement=None))[0].endswith("epoch -   experts: not known yet")
-    assert quiet[2] == "PAR -   bound 1.00   gap -"
+def test_a_frame() -> None:
+    assert lines(FACTS) == FRAME.splitlines()
+    assert (
+        lines(FACTS, ascii_only=True) == FRAME.replace("▃▅", ":=").replace("▇▅", "*=").splitlines()
+    )
 
 
-def test_the_head_shows_problems() -> None:
-    silent = MappingProxyType({**FACTS.sources, "balancer": source("balancer", 88.0)})
-    found = lines(replace(FACTS, placement=placement((1, 2), (1, 3)), sources=silent))
-    assert found[0].endswith("experts: 2 uncovered (first 1/2)")
-    assert found[2].endswith("balancer unreachable since 12 s")
+SILENT = MappingProxyType({**FACTS.sources, "balancer": source("balancer", 88.0)})
 
 
-def test_members() -> None:
-    found = lines(FACTS)
-    assert row(found, "MEMBER")[1:] == [
-        "STATE",
-        "LIFE",
-        "EXPERTS",
-        "BUSY",
-        "LOAD",
-        "FLIGHT",
-        "HEARD",
-    ]
-    assert row(found, "client")[1:] == ["SERVING", "2", "3", "0.4", "s"]
-    # 30 and 50 tokens; the mean is 40.
-    a, b = (next(line for line in found if line.startswith(name)).split() for name in ("a ", "b "))
-    assert a[1:] == ["SERVING", "2", "8", "25%", "0.75", "1", "0.4", "s"]
-    assert b[1:] == ["SUSPECT", "2", "6", "75%", "1.25", "0", "1.7", "s"]
-    dead = lines(replace(FACTS, members=(member("gone", MemberState.DEAD),), load=None))
-    assert row(dead, "gone")[1:] == ["DEAD", "2", "0", "-", "-", "-", "-"]
-
-
-def test_loads_by_layer() -> None:
-    found = lines(FACTS)
-    at = next(i for i, line in enumerate(found) if line.startswith("LOAD BY LAYER"))
-    # a has half the mean of layer 0 and the mean of layer 1; full is twice the mean.
-    assert found[at + 1].split() == ["a", "▃▅"]
-    assert found[at + 2].split() == ["b", "▇▅"]
-    plain = lines(FACTS, ascii_only=True)
-    assert plain[at + 1].split() == ["a", ":="]
-    assert all(line.isascii() for line in plain)
-    slow_b = replace(FACTS.load, speeds_S=np.array([1.0, 0.25]))  # type: ignore[type-var]
-    assert lines(replace(FACTS, load=slow_b))[at + 2].split() == ["b", "█▇"]
-
-
-def test_events() -> None:
-    found = lines(FACTS)
-    assert found[-2:] == ["EVENTS", "  5 s ago  b is SUSPECT"]
-    assert lines(replace(FACTS, events=()))[-1] == "none yet"
+@pytest.mark.parametrize(
+    ("changes", "line", "end"),
+    [
+        # No number that nobody has told.
+        ({"placement": None}, 0, "epoch -   experts: not known yet"),
+        ({"rates": Rates(), "counters": None}, 1, "s -   TTFT -   ITL -   running -   waiting -"),
+        ({"par": None}, 2, "PAR -   bound 1.00   gap -"),
+        ({"placement": placement((1, 2), (1, 3))}, 0, "experts: 2 uncovered (first 1/2)"),
+        ({"sources": SILENT}, 2, "balancer unreachable since 12 s"),
+        (
+            {"members": (member("gone", MemberState.DEAD),), "load": None},
+            5,
+            "DEAD           2        0     -     -       -      -",
+        ),
+        ({"load": replace(FACTS.load, speeds_S=np.array([1.0, 0.25]))}, 11, " █▇"),  # type: ignore[type-var]
+        ({"events": ()}, -1, "none yet"),
+    ],
+)
+def test_a_changed_line(changes: dict[str, Any], line: int, end: str) -> None:
+    assert lines(replace(FACTS, **changes))[line].endswith(end)
 
 
 def big() -> ClusterSnapshot:

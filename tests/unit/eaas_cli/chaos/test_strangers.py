@@ -26,13 +26,7 @@ def test_every_hostile_name_is_refused(monitor: Monitor) -> None:
     for name in {hostile_name(dice) for _ in range(100)}:
         assert not ID.fullmatch(name), name
         assert is_refused(monitor.address, name)
-
-
-def test_a_registered_name_is_an_error(monitor: Monitor) -> None:
     with pytest.raises(ClusterError, match="registered a server as 'harmless'"):
         is_refused(monitor.address, "harmless")
-
-
-def test_an_unreachable_monitor_is_no_refusal(monitor: Monitor) -> None:
     monitor.stop()
     assert not is_refused(monitor.address, "", within_s=0.2)

@@ -144,15 +144,6 @@ def test_roles_without_room_are_named() -> None:
     assert not pool.actors
 
 
-def test_the_monitor_is_the_last_to_end() -> None:
-    pool: Any = Pool()
-    started(pool, [HEAD, A])
-    stop_all_roles(pool)
-    assert pool.ended[0] == "frontend"
-    assert pool.ended[-1] == MONITOR
-    assert not pool.actors
-
-
 def test_a_lost_monitor_moves_to_another_candidate_with_its_port() -> None:
     pool, nodes = Pool(), [HEAD, A, B]
     steered = Controller(started(pool, nodes), set)
@@ -245,6 +236,9 @@ def test_vllm_serves_the_endpoint_and_a_frontend_its_page() -> None:
     assert "attention-client-0" not in pool.specs
     stop_all_roles(pool)
     assert set(pool.ended[:2]) == {"frontend", "vllm"}
+    # The monitor is the last to end.
+    assert pool.ended[-1] == MONITOR
+    assert not pool.actors
     without = Pool()
     config = ClusterConfig.model_validate({"frontend": {"dashboard": False}})
     started(without, [HEAD, A], engine="vllm", config=config)

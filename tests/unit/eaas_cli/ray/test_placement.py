@@ -8,7 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from eaas.config import load_config
 from eaas.errors import ConfigError
+from eaas_cli.commands.up_on_ray import reserved
+from eaas_cli.local.memory import MemoryNeed
 from eaas_cli.ray.placement import (
     Node,
     actor_options,
@@ -38,6 +41,7 @@ def test_the_monitor_may_move_to_three_nodes_with_different_addresses() -> None:
     same = Node("z", HEAD.address, False)
     assert monitor_candidates([HEAD, A, B, C], own="b") == [HEAD, B, A]
     assert monitor_candidates([HEAD, same, A], own="h") == [HEAD, A]
+    assert least_loaded([], ["a"]) is None
 
 
 @given(st.integers(1, 5), st.integers(0, 30))
@@ -49,17 +53,10 @@ def test_servers_are_even_over_the_nodes(nodes: int, servers: int) -> None:
         assert node is not None
         places.append(node)
     counts = Counter({node.node_id: 0 for node in all_nodes}) + Counter(places)
-    assert (
-        max(counts.values(), default=0)
-        - min((counts[node.node_id] for node in all_nodes), default=0)
-        <= 1
-    )
+    found = [counts[node.node_id] for node in all_nodes]
+    assert max(found) - min(found) <= 1
     # Ray's head gets the last of a round.
     assert counts["0"] == servers // nodes
-
-
-def test_without_nodes_there_is_no_choice() -> None:
-    assert least_loaded([], ["a"]) is None
 
 
 def test_an_actor_prefers_a_node_and_takes_another() -> None:
@@ -81,3 +78,19 @@ def test_several_nodes_need_tls_or_insecure() -> None:
     assert not refuse_open_network([HEAD, A], has_tls=False, insecure=True)
     with pytest.raises(ConfigError, match=r"2 nodes.*--tls DIR.*--insecure"):
         refuse_open_network([HEAD, A], has_tls=False, insecure=False)
+
+
+NEED = MemoryNeed(experts=8 << 30, replicas=2, others=1 << 30)
+
+
+def test_a_server_reserves_its_experts_memory_or_a_gpu() -> None:
+    on_cpu = reserved(load_config(), NEED, 4)
+    assert on_cpu["expert_server"]["memory"] > 4 << 30
+    assert "GPU" not in on_cpu["expert_server"]
+    device = {"device": "cuda"}
+    on_gpu = reserved(load_config(expert_server=device), NEED, 4)
+    assert on_gpu["expert_server"]["GPU"] == 1
+    assert on_gpu["expert_server"]["memory"] < 1 << 30
+    assert on_gpu["attention_client"] == on_cpu["attention_client"]
+    settings = load_config(expert_server=device, ray={"expert_server": {"GPU": 0.5}})
+    assert reserved(settings, NEED, 4)["expert_server"]["GPU"] == 0.5

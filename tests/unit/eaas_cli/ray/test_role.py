@@ -135,16 +135,15 @@ def test_a_failure_that_the_process_announces_is_reported(tmp_path: Path) -> Non
 
 def test_the_placeholders_are_filled_in_on_the_node(tmp_path: Path) -> None:
     words = ("expert-server", "--model", str(tmp_path), "--host", "{host}", "--config", "{config}")
-    assert fill_in(spec(*words), "10.0.0.9", "c.yaml", "d") == (
-        *("expert-server", "--model", str(tmp_path), "--host", "10.0.0.9", "--config", "c.yaml"),
-    )
+    filled = (*words[:4], "10.0.0.9", "--config", "c.yaml")
+    assert fill_in(spec(*words), "10.0.0.9", "c.yaml", "d") == filled
     assert "127.0.0.1" in fill_in(spec(*words, host="127.0.0.1"), "10.0.0.9", "c", "d")
     (threads,) = fill_in(spec("{threads}"), "10.0.0.9", "c", "d")
     assert int(threads) >= 1
-
-
-def test_a_server_on_a_node_without_the_checkpoint_gets_its_weights_from_others() -> None:
-    words = ("expert-server", "--model", "/no/such/model", "--id", "m")
-    assert fill_in(spec(*words), "h", "c", "d") == ("expert-server", "--id", "m")
-    client = ("attention-client", "--model", "/no/such/model")
+    # A server on a node without the checkpoint gets its weights from others.
+    absent = ("--model", "/no/such/model")
+    assert fill_in(spec("expert-server", *absent, "--id", "m"), "h", "c", "d") == (
+        *("expert-server", "--id", "m"),
+    )
+    client = ("attention-client", *absent)
     assert fill_in(spec(*client), "h", "c", "d") == client
