@@ -82,6 +82,9 @@ print(json.dumps(sorted({"torch", "transformers", "grpc"} & set(sys.modules))))
         (["generate", "hi", "--max-tokens", "0"], "--max-tokens"),
         (["expert-server", "--model", "x"], "--join"),
         (["nonsense"], "nonsense"),
+        # Numbers that no message holds.
+        (["scale", "--", "-1"], "'servers'"),
+        (["scale", "--", "4294967296"], "'servers'"),
     ],
 )
 def test_a_wrong_call_names_the_option(arguments: list[str], named: str) -> None:

@@ -80,14 +80,6 @@ def test_several_clusters_are_named_and_none_is_chosen(place: Path) -> None:
         assert CliRunner().invoke(command, words).exit_code == 0
 
 
-def test_a_cluster_is_named_with_its_model(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_up("up-1", "http://127.0.0.1:1", running_clusters.started_at(os.getpid()), 5.0)
-    running_clusters.name_cluster("http://localhost:1/v1")
-    running_clusters.name_cluster("http://h:2")
-    out, err = capsys.readouterr()
-    assert (out, err) == ("", "cluster: http://127.0.0.1:1 (m)\ncluster: http://h:2\n")
-
-
 def test_running_clusters_count_and_dead_records_go(place: Path) -> None:
     started = running_clusters.started_at(os.getpid())
     write_up("up-1", "http://127.0.0.1:1", started, 5.0)

@@ -2,45 +2,31 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from helper_process import output_of
+
 _DEMO = Path(__file__).parents[4] / "examples/demo"
-_LEAN = """
+_PROGRAM = """
 import sys
 from pathlib import Path
+sys.path.insert(0, sys.argv[1])
 from eaas.checkpoint import Checkpoint
 from eaas.checkpoint.lean_import import import_transformers, without_compiler
 import_transformers()
-"""
-
-
-def run(code: str) -> None:
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
-
-
-def test_a_checkpoint_opens_without_what_no_model_needs(tmp_path: Path) -> None:
-    """Optional packages may be installed in the same environment, and need not fit."""
-    for name in ("torchvision", "sklearn", "timm"):
-        (tmp_path / f"{name}.py").write_text("installed = True")
-    run(f"""
-import sys
-sys.path.insert(0, {str(tmp_path)!r})
-{_LEAN}
-assert Checkpoint.open(Path({str(_DEMO)!r})).shape.layer_names
+assert Checkpoint.open(Path(sys.argv[2])).shape.layer_names
 unused = "torch._dynamo", "torch._inductor", "torch.distributed.tensor", "scipy"
 for name in *unused, "torchvision", "sklearn", "timm":
     assert name not in sys.modules, name
 import torchvision
 assert torchvision.installed
-""")
+del sys.path[0], sys.modules["torchvision"]
 
-
-def test_later_imports_find_everything() -> None:
-    """A package that uses the compiler gets the real one, also while decorators of models find a stand-in."""
-    run(f"""
-{_LEAN}
+# Later imports find everything. A package that uses the compiler gets the real one, also while decorators
+# of models find a stand-in.
 with without_compiler():
     from torch._dynamo.utils import is_compile_supported
 import scipy.optimize, torch, torch._dynamo, transformers
@@ -51,4 +37,14 @@ from transformers.models import Qwen3Config, bert
 assert torch.distributed.is_available()
 assert transformers.models.bert is bert
 assert torch._dynamo.config and torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1)) == 2
-""")
+"""
+
+
+@pytest.mark.timeout(240)
+def test_a_checkpoint_opens_without_what_no_model_needs_which_can_come_later(
+    tmp_path: Path,
+) -> None:
+    """Optional packages may be installed in the same environment, and need not fit."""
+    for name in ("torchvision", "sklearn", "timm"):
+        (tmp_path / f"{name}.py").write_text("installed = True")
+    output_of(sys.executable, "-c", _PROGRAM, tmp_path, _DEMO, timeout_s=200)
