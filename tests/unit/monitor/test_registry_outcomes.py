@@ -113,8 +113,10 @@ def test_an_accused_server_keeps_its_id(accused: World) -> None:
     assert accused.registry.members(accused.now)[0].state is SUSPECT
 
 
-def test_a_new_incarnation_begins_without_suspicion(accused: World) -> None:
-    accused.registry.deregister("s", 1, "", accused.now)
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_new_incarnation_begins_without_suspicion(accused: World, leaves: bool) -> None:
+    if leaves:
+        accused.registry.deregister("s", 1, "", accused.now)
     assert accused.register("s", Role.EXPERT_SERVER) == 2
     accused.told()
     # Reports about the former incarnation have no effect.
