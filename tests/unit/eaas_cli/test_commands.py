@@ -15,6 +15,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+import eaas
 from cli_options import OPTIONS
 from eaas.errors import ClusterError, ConfigError, EaasError
 from eaas_cli.commands import app
@@ -45,6 +46,11 @@ def test_every_command_is_frozen() -> None:
 def test_options(name: str) -> None:
     parameters = {p.opts[0]: p.default for p in COMMANDS[name].params}
     assert parameters == OPTIONS[name]
+
+
+def test_version() -> None:
+    result = CliRunner().invoke(app, ["--version"])
+    assert (result.exit_code, result.stdout.strip()) == (0, eaas.__version__)
 
 
 def test_help_needs_neither_torch_nor_transformers() -> None:
@@ -200,3 +206,15 @@ def test_the_address_of_an_own_cluster_is_named_once() -> None:
         assert unreachable_error("http://localhost:1/v1", timeout) == told
         elsewhere = unreachable_error("http://127.0.0.1:2", timeout)
     assert elsewhere.endswith("your `eaas up` serves at http://127.0.0.1:1 (demo)")
+
+
+def test_an_answer_keeps_its_separators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM does not escape them."""
+    text = "a\u0085b\u2028c"
+    event = json.dumps({"choices": [{"text": text}]}, ensure_ascii=False)
+    body = f"data: {event}\n\ndata: [DONE]\n\n".encode()
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, content=body))
+    plain = httpx.Client
+    monkeypatch.setattr(httpx, "Client", lambda **_: plain(transport=transport))
+    answer = CliRunner().invoke(app, ["generate", "x", "--endpoint", "http://127.0.0.1:9/v1"])
+    assert (answer.exit_code, answer.stdout) == (0, f"{text}\n")

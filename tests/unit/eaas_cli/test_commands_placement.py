@@ -62,3 +62,9 @@ def test_rebalance_says_what_it_applies(
     assert result.stdout.splitlines()[-1] == line
     assert "no gain" not in result.stdout
     assert result.stderr == "cluster: http://h:1\n"
+
+
+def test_an_unfinished_phase_has_no_time(balancers_answer: Callable[..., Any]) -> None:
+    entry = pb.HistoryEntry(number=3, trigger="manual", reason="why", epoch_before=1, epoch=2)
+    told = balancers_answer("history", [entry], "history").stdout
+    assert told.endswith("epoch 1 -> 2, plan 0.00 s, prepare -, retire -\n")
