@@ -172,6 +172,18 @@ def restored(*members: Member) -> Registry:
     return Registry(LEASE_S, HEARTBEAT_S, 0.0, kept_of(*members))
 
 
+def test_more_events_than_history_holds_are_stored() -> None:
+    registry = Registry(LEASE_S, HEARTBEAT_S, 0.0)
+    collector = Collector(registry)
+    registry.register(member("a"), 0, 0.0)
+    registry.register(member("b"), 0, 0.0)
+    assert len(collector.collect().events) == 2
+    for epoch in range(1, 1100):
+        registry.heartbeat("a", 1, 0.0, state=SERVING, epoch=epoch)
+    (event,) = collector.collect().events
+    assert (event.member.id, event.member.epoch) == ("a", 1099)
+
+
 def test_a_restarted_monitor_continues_incarnations() -> None:
     registry = restored(member("a", pid=1), member("b", pid=1))
     assert registry.register(member("a", pid=1), 1, 0.1) == (1, [])

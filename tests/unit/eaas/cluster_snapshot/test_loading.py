@@ -101,6 +101,7 @@ def test_another_load_begins_anew() -> None:
 @pytest.mark.parametrize(
     ("loading", "text"),
     [
+        (Loading(4 * GB, 0), "0.0 of 4.0 GB (0 %)"),
         (Loading(12 * GB, 3 * GB, 1.25e9), "3.0 of 12.0 GB (25 %), 1.2 GB/s, 7 s left"),
         (Loading(12_000 * GB, 0, 10e6), "0.0 of 12,000.0 GB (0 %), 10.0 MB/s, 20000 min left"),
         (Loading(1_200_000, 900_000, 10_000.0), "0.9 of 1.2 MB (75 %), 0.0 MB/s, 30 s left"),
