@@ -169,7 +169,7 @@ def test_checkpoint_names_are_those_that_transformers_reads(name: str, tmp_path:
 
 
 # Of each code that is drawn by its own rule, one; `make test-nightly` takes the others, too.
-USUAL = ("gpt-oss-20b", "Mixtral-8x7B", "DeepSeek-V3")
+USUAL = ("gpt-oss-20b", "Mixtral-8x7B", "Qwen3-30B-A3B-FP8")
 
 
 @pytest.mark.parametrize(
