@@ -30,7 +30,7 @@ def replicas(cluster: Cluster) -> np.ndarray:  # type: ignore[type-arg]
     return np.asarray(cluster.placement.holds_LSE.sum(axis=1))
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(clusters(), st.integers(0, 1000))
 def test_a_lost_node_uncovers_nothing_and_is_replaced(sizes: Sizes, seed: int) -> None:
     cluster = Cluster(sizes, seed)
@@ -53,7 +53,7 @@ def test_a_lost_node_uncovers_nothing_and_is_replaced(sizes: Sizes, seed: int) -
         assert cluster.loads > 0
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(clusters(), st.integers(0, 1000))
 def test_experts_of_a_lost_rack_are_loaded_at_once(sizes: Sizes, seed: int) -> None:
     cluster = Cluster(sizes, seed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from placement_world import GRACE_S, LONGEST_UNABLE_S, SERVING, play, settled
@@ -13,7 +13,6 @@ from placement_world import GRACE_S, LONGEST_UNABLE_S, SERVING, play, settled
 NAMES = ("s1", "s2", "s3", "s4", "s5")
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     servers=st.integers(1, 4),

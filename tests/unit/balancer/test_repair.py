@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from balancer.policies.repair import repair, restore
@@ -24,19 +24,13 @@ def worlds(draw: st.DrawFn) -> tuple[np.ndarray, int]:
 
 
 @given(worlds())
-def test_every_expert_has_its_replicas_evenly_spread(world: tuple[np.ndarray, int]) -> None:
+def test_every_expert_has_its_replicas_evenly_spread_at_once(world: tuple[np.ndarray, int]) -> None:
     holds_LSE, redundancy = world
     next_LSE = repair(holds_LSE, redundancy)
     assert (next_LSE.sum(axis=1) == min(redundancy, holds_LSE.shape[1])).all()
     count_LS = next_LSE.sum(axis=2)
     assert (count_LS.max(axis=1) - count_LS.min(axis=1) <= 1).all()
-
-
-@given(worlds())
-def test_a_level_placement_stays(world: tuple[np.ndarray, int]) -> None:
-    holds_LSE, redundancy = world
-    once_LSE = repair(holds_LSE, redundancy)
-    assert (repair(once_LSE, redundancy) == once_LSE).all()
+    assert (repair(next_LSE, redundancy) == next_LSE).all(), "a level placement stays"
 
 
 def least_loads(had_SE: np.ndarray, now_SE: np.ndarray, replicas: int) -> int:
@@ -48,7 +42,6 @@ def least_loads(had_SE: np.ndarray, now_SE: np.ndarray, replicas: int) -> int:
     return int(bound if loads == bound else fewest_loads(had_SE, now_SE.sum(axis=1), replicas))
 
 
-@settings(max_examples=300)
 @given(
     st.integers(1, 4),
     st.integers(1, 8),

@@ -130,6 +130,8 @@ def last(world: World) -> SpareReplicas:
 
 
 def test_the_hot_experts_get_a_replica_on_the_other_server(world: World) -> None:
+    digests_LE = np.arange(LAYERS * EXPERTS, dtype=np.uint64).reshape(LAYERS, EXPERTS) + 100
+    world.snapshot = world.at(1, digests_LE=digests_LE)
     world.read(HOT_LE)
     eventually(lambda: len(world.published) == 2, 5)
     # Those of an earlier placement are void.
@@ -139,6 +141,7 @@ def test_the_hot_experts_get_a_replica_on_the_other_server(world: World) -> None
     assert loaded == 2
     request = world.servers["s1"].requests[0]
     assert (request.epoch, request.load_s) == (1, STEP_S)
+    assert [list(layer.digests) for layer in request.layers] == [[100], [105]]
     # Nothing changes: servers are asked again, since one may have restarted, and clients hear nothing.
     asked = len(world.servers["s1"].requests)
     world.read(HOT_LE)
@@ -169,21 +172,16 @@ def test_clients_hear_of_an_end_before_the_server(world: World) -> None:
     assert seen[0] >= 3
 
 
-def test_only_what_a_server_holds_is_published(world: World) -> None:
-    world.servers["s1"].lacks = {(1, 1)}
+@pytest.mark.parametrize("fault", ["lacks one", "cannot answer"])
+def test_only_what_a_server_holds_is_published(world: World, fault: str) -> None:
+    server, kept = world.servers["s1"], {"s1": frozenset({(0, 0)})}
+    if fault == "lacks one":
+        server.lacks = {(1, 1)}
+    else:
+        server.refuses, kept = {"not now": grpc.StatusCode.UNAVAILABLE}, {}
     world.read(HOT_LE)
-    eventually(lambda: len(world.published) == 2, 5)
-    assert last(world) == SpareReplicas(1, {"s1": frozenset({(0, 0)})})
-    world.servers["s1"].lacks = set()
-    world.read(HOT_LE)
-    eventually(lambda: len(last(world)) == 2, 5)
-
-
-def test_a_server_that_cannot_answer_is_not_published(world: World) -> None:
-    world.servers["s1"].refuses = {"not now": grpc.StatusCode.UNAVAILABLE}
-    world.read(HOT_LE)
-    assert last(world) == SpareReplicas(1)
-    world.servers["s1"].refuses = {}
+    eventually(lambda: last(world) == SpareReplicas(1, kept), 5)
+    server.lacks, server.refuses = set(), {}
     world.read(HOT_LE)
     eventually(lambda: len(last(world)) == 2, 5)
 
@@ -232,12 +230,3 @@ def test_roll_outs_and_lost_servers_are_left_alone(world: World) -> None:
     world.read(HOT_LE)
     assert not any(len(spares) for spares, _ in world.published)
     assert not any(server.requests for server in world.servers.values())
-
-
-def test_digests_go_with_the_replicas(world: World) -> None:
-    digests_LE = np.arange(LAYERS * EXPERTS, dtype=np.uint64).reshape(LAYERS, EXPERTS) + 100
-    world.snapshot = world.at(1, digests_LE=digests_LE)
-    world.read(HOT_LE)
-    eventually(lambda: len(world.published) == 2, 5)
-    layers = world.servers["s1"].requests[0].layers
-    assert [list(layer.digests) for layer in layers] == [[100], [105]]

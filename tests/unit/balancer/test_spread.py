@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from balancer.policies.spread import spread
@@ -22,7 +22,6 @@ def arguments(draw: st.DrawFn) -> tuple[int, int, int, int]:
 
 
 @given(arguments())
-@settings(deadline=None, max_examples=150)
 def test_every_expert_is_on_as_many_servers_as_asked_and_loads_are_level(
     args: tuple[int, int, int, int],
 ) -> None:
@@ -40,7 +39,6 @@ def test_every_expert_is_on_as_many_servers_as_asked_and_loads_are_level(
 
 @given(arguments())
 @example((5, 34, 9, 3))  # Sharing alone would put one server ahead.
-@settings(deadline=None, max_examples=60)
 def test_totals_over_the_layers_are_level(args: tuple[int, int, int, int]) -> None:
     holds_LSE, _ = spread(*args)
     total_S = holds_LSE.sum(axis=(0, 2))

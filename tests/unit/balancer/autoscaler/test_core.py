@@ -166,7 +166,7 @@ def test_a_number_that_was_late_is_not_tried_again_with_as_much_work() -> None:
 # -- whatever is measured ---------------------------------------------------------------------------
 
 # However slow the machine is at the moment.
-anyhow = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+anyhow = settings(suppress_health_check=[HealthCheck.too_slow])
 
 looks = st.lists(
     st.tuples(st.floats(0, 1), st.integers(0, 3), st.none() | st.floats(0, 0.2), st.booleans()),

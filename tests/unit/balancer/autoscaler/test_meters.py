@@ -9,17 +9,9 @@ from eaas.types import Member, MemberState, Role
 
 
 def server(busy_s: float, silence_s: float = 0.0, incarnation: int = 1) -> Member:
-    return Member(
-        "s",
-        Role.EXPERT_SERVER,
-        1,
-        "here",
-        "here:1",
-        MemberState.SERVING,
-        incarnation,
-        silence_s=silence_s,
-        busy_s=busy_s,
-    )
+    told = {"silence_s": silence_s, "busy_s": busy_s}
+    role, state = Role.EXPERT_SERVER, MemberState.SERVING
+    return Member("s", role, 1, "here", "here:1", state, incarnation, **told)
 
 
 def test_utilization_is_of_the_time_between_two_heartbeats() -> None:
@@ -29,13 +21,9 @@ def test_utilization_is_of_the_time_between_two_heartbeats() -> None:
     assert meter.read([server(106.0, 0.5)], 20.0) == {"s": pytest.approx(0.6)}
     # A long batch that ended a moment ago.
     assert meter.read([server(117.0, 0.5)], 30.0) == {"s": 1.0}
-
-
-def test_another_incarnation_counts_anew() -> None:
-    meter = Utilizations()
-    meter.read([server(500.0)], 10.0)
-    assert meter.read([server(3.0, incarnation=2)], 20.0) == {}
-    assert meter.read([server(5.0, incarnation=2)], 30.0) == {"s": pytest.approx(0.2)}
+    # Another incarnation counts anew.
+    assert meter.read([server(3.0, incarnation=2)], 40.0) == {}
+    assert meter.read([server(5.0, incarnation=2)], 50.0) == {"s": pytest.approx(0.2)}
 
 
 def test_a_monitor_that_starts_again_does_not_make_servers_busy() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from balancer.live.spares import choose, scenarios
@@ -36,7 +36,6 @@ def skewed(seed: int, now: Situation) -> np.ndarray:
     return np.random.default_rng(seed).pareto(1.0, (4, layers, experts)) * 1000 + 1
 
 
-@settings(max_examples=50)
 @given(st.integers(0, 2**32), st.integers(1, 3), st.integers(2, 6), st.integers(2, 12))
 def test_one_new_replica_a_server_and_layer(
     seed: int, layers: int, servers: int, experts: int
@@ -80,7 +79,6 @@ def test_a_server_without_memory_for_every_layer_has_no_slots() -> None:
     assert set(choose(limited, skewed(2, now), held, {"s1"}).held) == {"s1"}
 
 
-@settings(max_examples=50)
 @given(st.lists(st.integers(0, 3000), min_size=1, max_size=40), st.integers(1, 4))
 def test_scenarios_join_small_steps(tokens: list[int], servers: int) -> None:
     """Each has 400 tokens a server and layer, and all are of the last steps."""

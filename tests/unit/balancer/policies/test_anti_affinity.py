@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from balancer.policies import names, plan
@@ -66,7 +66,6 @@ def cluster(draw: st.DrawFn) -> np.ndarray:
     policy=st.sampled_from(["spread", "fractional"]),
     seed=st.integers(0, 2**32 - 1),
 )
-@settings(max_examples=150)
 def test_no_expert_is_alone_unless_it_must_be(
     node_S: np.ndarray, experts: int, more: float, loads: str, policy: str, seed: int
 ) -> None:
@@ -98,7 +97,6 @@ def test_no_expert_is_alone_unless_it_must_be(
     density=st.floats(0.02, 0.9),
     fixed=st.sampled_from([0.0, 0.0, 0.3]),
 )
-@settings(max_examples=150)
 def test_any_layout_is_repaired_as_far_as_its_counts_allow(
     node_S: np.ndarray, experts: int, seed: int, density: float, fixed: float
 ) -> None:

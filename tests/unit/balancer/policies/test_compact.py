@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -27,7 +27,6 @@ def placed(draw: st.DrawFn) -> tuple[Float, npt.NDArray[np.int64], Float, Compac
 
 
 @given(placed())
-@settings(deadline=None, max_examples=200)
 def test_every_slot_is_used_by_an_expert_that_is_not_there(
     given_: tuple[Float, npt.NDArray[np.int64], Float, Compact],
 ) -> None:
@@ -38,7 +37,6 @@ def test_every_slot_is_used_by_an_expert_that_is_not_there(
 
 
 @given(placed(), st.integers(0, 9))
-@settings(deadline=None, max_examples=200)
 def test_refining_keeps_counts_and_never_raises_the_peak(
     given_: tuple[Float, npt.NDArray[np.int64], Float, Compact], budget: int
 ) -> None:
@@ -68,7 +66,6 @@ def test_greedy_is_refined() -> None:
     total=st.integers(7, 28),
     cap=st.integers(1, 4),
 )
-@settings(deadline=None, max_examples=100)
 def test_replicas_lower_the_highest_load_as_far_as_they_can(
     replicas: Float, total: int, cap: int
 ) -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from balancer.policies import Plan, plan
@@ -84,7 +84,6 @@ def test_one_batch_is_replayed_as_many_are() -> None:
     st.integers(0, 5),
     st.booleans(),
 )
-@settings(deadline=None, max_examples=150)
 def test_the_allotment_is_the_best_of_all(
     gain_KL: list[list[int]], budget: int, limit: int, printed: bool
 ) -> None:
@@ -132,7 +131,6 @@ def test_automatic_factor_has_the_highest_gain_per_replica() -> None:
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=100)
 def test_capacities_differ_by_one_in_a_layer_and_over_all(data: st.DataObject) -> None:
     servers, layers = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 6))
     total_L = np.array(

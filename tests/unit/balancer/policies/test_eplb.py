@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -77,7 +77,8 @@ def legal(draw: st.DrawFn) -> tuple[npt.NDArray[np.float64], int, int, int, int]
 
 
 @given(legal())
-@settings(deadline=None, max_examples=200)
+# All further replicas are the first expert's, as with DeepSeek's; each on a server of its own.
+@example((np.zeros((2, 4)), 8, 1, 1, 4))
 def test_counts_and_loads_are_those_of_the_slow_one(
     given_: tuple[npt.NDArray[np.float64], int, int, int, int],
 ) -> None:
@@ -144,18 +145,10 @@ def test_the_published_example() -> None:
     assert plan("eplb-hierarchical", WEIGHT, 8, 16, groups=4, nodes=2).holds_LSE.sum() == 32
 
 
-def test_loads_that_are_all_zero_part_their_replicas() -> None:
-    phy2log, _, logcnt = rebalance_experts(np.zeros((1, 4)), 8, 1, 1, 4)
-    # All further replicas are the first expert's, as with DeepSeek's; each on a server of its own.
-    assert logcnt.tolist() == [[5, 1, 1, 1]]
-    assert doubles(phy2log.reshape(4, 2)) == 1
-
-
 @given(
     weight=hnp.arrays(np.float64, (2, 9), elements=st.integers(0, 30).map(float)),
     replicas=st.integers(9, 36),
 )
-@settings(deadline=None, max_examples=100)
 def test_any_number_of_replicas(weight: npt.NDArray[np.float64], replicas: int) -> None:
     phy2log, log2phy, logcnt = rebalance_experts(weight, replicas, 1, 1, 4)
     assert_drop_in_shapes(phy2log, log2phy, logcnt, replicas)

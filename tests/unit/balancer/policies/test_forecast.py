@@ -9,12 +9,6 @@ from balancer.policies.fractional.forecast import forecast, scenarios
 from balancer.policies.fractional.window import window_means
 
 
-def test_a_window_shorter_than_that_is_taken_as_it_is() -> None:
-    window_WLE = np.random.default_rng(0).random((3, 2, 4))
-    np.testing.assert_allclose(window_means(window_WLE)[1], window_WLE, rtol=1e-6)
-    assert forecast(window_means(window_WLE)[1], 3, 2).shape == (2, 2, 4)
-
-
 def test_loads_that_stay_are_forecast_by_a_long_mean() -> None:
     rng = np.random.default_rng(1)
     usual_LE = rng.lognormal(0, 1, (2, 64))

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from balancer.policies import FractionalBalancer, Plan, plan
@@ -64,7 +64,6 @@ def split_par(load_LE: np.ndarray, holds_LSE: np.ndarray, speeds_S: np.ndarray) 
     return np.divide(layers, mean_L, out=np.ones_like(mean_L), where=mean_L > 0)
 
 
-@settings(deadline=None, max_examples=200)
 @given(situations())
 def test_a_plan_from_nothing_keeps_the_rules_with_the_best_split(drawn: Situation) -> None:
     load_LE, servers, slots_S, speeds_S = drawn
@@ -78,7 +77,6 @@ def test_a_plan_from_nothing_keeps_the_rules_with_the_best_split(drawn: Situatio
     np.testing.assert_allclose(planned.par_L, best_L, rtol=2e-4)
 
 
-@settings(deadline=None, max_examples=200)
 @given(situations(), st.integers(0, 2**32))
 def test_a_plan_from_any_holds_keeps_the_rules(drawn: Situation, seed: int) -> None:
     load_LE, servers, slots_S, speeds_S = drawn
@@ -104,27 +102,6 @@ def test_par_is_one_wherever_servers_have_a_slot_to_spare(
     assert planned.par_L.max() <= 1.001
 
 
-@settings(deadline=None, max_examples=150)
-@given(st.integers(0, 2**32), st.integers(1, 9), st.integers(2, 5), st.sampled_from(KINDS))
-def test_par_is_one_in_every_such_case(seed: int, servers: int, slots: int, kind: str) -> None:
-    rng = np.random.default_rng(seed)
-    experts = int(rng.integers(1, (slots - 1) * servers + 1))
-    load_LE = loads_of(kind, rng, 2, experts)
-    assert plan("fractional", load_LE, servers, servers * slots).par_L.max() <= 1.001
-
-
-def test_it_beats_eplb_on_heavy_tails_with_the_same_slots() -> None:
-    load_LE = loads_of("zipf", np.random.default_rng(0), 2, 256)
-    own, theirs = (plan(name, load_LE, 64, 320) for name in ("fractional", "eplb"))
-    assert own.par_L.max() < 1.001 < 1.2 < theirs.par_L.min()
-
-
-def test_nothing_moves_where_nothing_changes() -> None:
-    load_LE = np.random.default_rng(1).lognormal(0, 1, (4, 64))
-    first = plan("fractional", load_LE, 16, 96)
-    assert plan("fractional", load_LE, 16, 96, current=first).transit == 0
-
-
 def test_a_changed_load_is_balanced_again_with_few_loads() -> None:
     rng = np.random.default_rng(2)
     load_LE = rng.lognormal(0, 1, (3, 256))
@@ -135,20 +112,26 @@ def test_a_changed_load_is_balanced_again_with_few_loads() -> None:
     ):
         later_LE = load_LE * rng.lognormal(0, change, load_LE.shape)
         first = plan("fractional", load_LE, servers, slots)
+        assert plan("fractional", load_LE, servers, slots, current=first).transit == 0
         after = plan("fractional", later_LE, servers, slots, current=first)
         assert after.par_L.max() <= 1.001
         assert 0 < after.transit < 3 * slots * part
 
 
-@settings(deadline=None, max_examples=150)
-@given(st.integers(0, 2**32), st.integers(1, 9), st.integers(2, 5), st.sampled_from(KINDS))
-def test_from_any_placement_par_is_one_where_loads_cost_nothing(
-    seed: int, servers: int, slots: int, kind: str
+@given(
+    st.integers(0, 2**32),
+    st.integers(1, 9),
+    st.integers(2, 5),
+    st.sampled_from(KINDS),
+    st.booleans(),
+)
+def test_par_is_one_in_every_such_case_from_nothing_and_where_loads_cost_nothing(
+    seed: int, servers: int, slots: int, kind: str, from_nothing: bool
 ) -> None:
     rng = np.random.default_rng(seed)
     experts = int(rng.integers(1, (slots - 1) * servers + 1))
     load_LE = loads_of(kind, rng, 2, experts)
-    current_LSE = rng.random((2, servers, experts)) < rng.random()
+    current_LSE = None if from_nothing else rng.random((2, servers, experts)) < rng.random()
     planned = plan(
         "fractional", load_LE, servers, servers * slots, current=current_LSE, expert_bytes=0
     )
@@ -174,7 +157,6 @@ def test_moves_that_do_not_pay_are_not_planned() -> None:
     assert saved_s > priced.transit * 0.05
 
 
-@settings(deadline=None, max_examples=100)
 @given(situations(), st.integers(1, 4), st.integers(0, 6), st.booleans())
 def test_the_cross_node_limit_is_kept(
     drawn: Situation, nodes: int, limit: int, from_something: bool

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from hypothesis import given, settings
+import pytest
+from hypothesis import given
 from hypothesis import strategies as st
 
 from balancer.policies.moves import Move, ordered_moves
@@ -36,7 +37,6 @@ def ways(draw: st.DrawFn) -> tuple[Holds, Holds, npt.NDArray[np.int64]]:
 
 
 @given(ways())
-@settings(deadline=None, max_examples=300)
 def test_every_step_is_safe(way: tuple[Holds, Holds, npt.NDArray[np.int64]]) -> None:
     first_LSE, then_LSE, slots_LS = way
     held_LSE = first_LSE.copy()
@@ -58,15 +58,17 @@ def test_every_step_is_safe(way: tuple[Holds, Holds, npt.NDArray[np.int64]]) -> 
     assert not (over and (done_LS & (first_LSE.sum(axis=2) < slots_LS)).any())
 
 
-def test_a_load_comes_first_where_there_is_room() -> None:
-    first = np.array([[[True, False], [False, True]]])
-    then = np.array([[[True, True], [False, False]]])
-    moves = ordered_moves(first, then, np.array([[2, 2]]))
-    assert moves == (Move(0, 1, 0, "load"), Move(0, 1, 1, "unload"))
-
-
-def test_a_full_server_unloads_first_what_others_hold() -> None:
-    first = np.array([[[True, False], [True, True]]])
-    then = np.array([[[False, True], [True, True]]])
-    moves = ordered_moves(first, then, np.array([[1, 2]]))
-    assert [(m.kind, m.expert) for m in moves] == [("unload", 0), ("load", 1)]
+@pytest.mark.parametrize(
+    ("first", "then", "slots", "moves"),
+    [
+        # Where there is room, a load comes first.
+        ([[1, 0], [0, 1]], [[1, 1], [0, 0]], [2, 2], [(1, 0, "load"), (1, 1, "unload")]),
+        # A full server unloads first what others hold.
+        ([[1, 0], [1, 1]], [[0, 1], [1, 1]], [1, 2], [(0, 0, "unload"), (1, 0, "load")]),
+    ],
+)
+def test_the_order_of_two_moves(
+    first: list[list[int]], then: list[list[int]], slots: list[int], moves: list[tuple]
+) -> None:
+    found = ordered_moves(np.array([first], bool), np.array([then], bool), np.array([slots]))
+    assert found == tuple(Move(0, *move) for move in moves)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -37,7 +37,6 @@ def par_of(load_LE: Float, holds_LSE: npt.NDArray[np.bool_]) -> Float:
 
 
 @given(hnp.arrays(np.int64, (7, 2, 5), elements=st.integers(0, 100)), st.sampled_from([0.0, 1.5]))
-@settings(deadline=None, max_examples=60)
 def test_the_weight_is_mean_and_std_or_that_of_a_ramp(
     window_WLE: npt.NDArray[np.int64], k: float
 ) -> None:
@@ -82,7 +81,6 @@ def test_a_swap_takes_the_hottest_for_the_coldest() -> None:
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(0, 4))
-@settings(deadline=None, max_examples=60)
 def test_swaps_keep_counts_and_lower_the_peak(seed: int, budget: int) -> None:
     first = plan("spread", np.ones((3, 12)), 5, 17)
     load_LE = skewed(3, 12, seed)
@@ -94,7 +92,6 @@ def test_swaps_keep_counts_and_lower_the_peak(seed: int, budget: int) -> None:
 
 
 @given(st.integers(0, 2**32 - 1))
-@settings(deadline=None, max_examples=40)
 def test_alignment_permutes_packs_and_the_optimal_one_is_optimal(seed: int) -> None:
     current = plan("eplb", skewed(1, 10, seed), 4, 16)
     problem = make_problem(skewed(1, 10, seed + 1), 4, 16, current=current)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from balancer.policies import FractionalBalancer, plan
@@ -72,7 +72,6 @@ def test_other_changes_are_left_to_the_forecast(kind: str) -> None:
     assert found(window_WLE[:1] if kind == "one" else window_WLE) == [False] * 3
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.integers(2, 6), st.integers(0, 2**32), st.booleans())
 def test_two_experts_that_peak_together_go_to_different_servers(
     servers: int, seed: int, spare: bool
@@ -96,7 +95,6 @@ def test_two_experts_that_peak_together_go_to_different_servers(
     assert max(together) < 1.5
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.integers(0, 2**32))
 def test_shares_do_not_depend_on_the_order_of_the_iterations(seed: int) -> None:
     """Shares have one optimum. Where loads are too dear, they are all that changes."""
@@ -114,7 +112,6 @@ def test_shares_do_not_depend_on_the_order_of_the_iterations(seed: int) -> None:
     assert (values[0] <= objective(load_LTE, first.shares_LSE, np.ones(6)) + 1e-4).all()
 
 
-@settings(deadline=None, max_examples=100)
 @given(st.integers(0, 2**32), st.floats(0, 0.1), st.integers(1, 40), st.booleans())
 def test_loads_pay_their_price_and_the_rules_are_kept(
     seed: int, price: float, iterations: int, alike: bool

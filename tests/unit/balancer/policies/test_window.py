@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from balancer.policies.fractional.window import BLOCKS, MEANS, Windows, window_means
@@ -14,7 +14,6 @@ from balancer.policies.fractional.window import BLOCKS, MEANS, Windows, window_m
 KINDS = ("uint8", "uint16", "uint32", "int32", "int64", "float32", "float64")
 
 
-@settings(deadline=None)
 @given(st.integers(1, 400), st.sampled_from(KINDS), st.integers(0, 2**32))
 def test_blocks_are_those_of_numpy_and_made_of_even_parts(
     iterations: int, kind: str, seed: int
