@@ -311,9 +311,7 @@ def test_replicas_are_on_different_nodes_after_joins_drains_and_deaths() -> None
     assert (on_nodes(world) == 2).all()
     world.die("s3")
     world.die("s4")
-    world.settle()
-    world.wait(GRACE_S + 1)
-    world.settle()
+    world.rest(1)
     assert world.published.servers == ("s1", "s5", "s6")
     # Two of the three servers left are on one node: six of twelve replicas are on it at most.
     assert (world.published.holds_LSE.sum(axis=1) == 2).all()

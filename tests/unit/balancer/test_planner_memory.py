@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from placement_world import DRAINING, FULL, GRACE_S, World
+from placement_world import DRAINING, FULL, World
 
 EXPERTS = FULL[0] * FULL[1]
 NAMES = ("s1", "s2", "s3", "s4")
@@ -48,9 +48,7 @@ def test_joins_and_deaths_with_a_cap_that_binds(room: int) -> None:
     is_right(world)
     assert world.stores["s4"].any(), "who comes gets a part"
     world.die("s2")
-    world.settle()
-    world.wait(GRACE_S + 1)
-    world.settle()
+    world.rest(1)
     is_right(world)
 
 
