@@ -24,10 +24,11 @@ from expert_server.weights.reader import ExpertReader
 EXPERTS = 3
 TINY: dict[str, Any] = {"layers": 2, "hidden": 32, "experts": EXPERTS, "top_k": 2, "vocab": 262}
 Digests = dict[tuple[int, int], int]
+Demo = Callable[..., Path]
 
 
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     """Writes a checkpoint once."""
     made: dict[tuple[str, str], Path] = {}
 
@@ -58,9 +59,7 @@ def store_of(path: Path) -> ExpertStore:
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_each_bit_of_an_expert_changes_its_digest_only(
-    arch: str, demo: Callable[..., Path]
-) -> None:
+def test_each_bit_of_an_expert_changes_its_digest_only(arch: str, demo: Demo) -> None:
     checkpoint = Checkpoint.open(demo(arch))
     before = digests_of(checkpoint)
     assert len(set(before.values())) == len(before)
@@ -86,7 +85,7 @@ def test_each_bit_of_an_expert_changes_its_digest_only(
 
 
 @pytest.mark.parametrize("arch", ["qwen3_moe", "gpt_oss"])
-def test_digests_do_not_depend_on_shards(arch: str, demo: Callable[..., Path]) -> None:
+def test_digests_do_not_depend_on_shards(arch: str, demo: Demo) -> None:
     whole, cut = Checkpoint.open(demo(arch)), Checkpoint.open(demo(arch, "20KB"))
     assert len(set(cut.keys.values())) > 3
     assert len(set(whole.keys.values())) == 1
@@ -95,7 +94,7 @@ def test_digests_do_not_depend_on_shards(arch: str, demo: Callable[..., Path]) -
 
 
 def test_experts_in_one_tensor_have_the_digests_of_experts_in_one_each(
-    demo: Callable[..., Path], tmp_path: Path
+    demo: Demo, tmp_path: Path
 ) -> None:
     path = Path(shutil.copytree(demo("qwen3_moe"), tmp_path / "fused"))
     before = digests_of(Checkpoint.open(path))
@@ -113,9 +112,7 @@ def test_experts_in_one_tensor_have_the_digests_of_experts_in_one_each(
     assert digests_of(Checkpoint.open(path)) == before
 
 
-def test_the_checkpoint_digest_does_not_cover_experts(
-    demo: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_the_checkpoint_digest_does_not_cover_experts(demo: Demo, tmp_path: Path) -> None:
     """So a damaged expert is reported as such, not as another model."""
     path = demo("qwen3_moe")
     checkpoint = Checkpoint.open(path)
@@ -130,9 +127,7 @@ def test_the_checkpoint_digest_does_not_cover_experts(
 
 
 @pytest.mark.parametrize("arch", ["qwen3_moe", "gpt_oss"])
-def test_an_expert_with_another_digest_is_not_held(
-    arch: str, demo: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_an_expert_with_another_digest_is_not_held(arch: str, demo: Demo, tmp_path: Path) -> None:
     known = digests_of(Checkpoint.open(demo(arch)))
     tensor = [t for t in Checkpoint.open(demo(arch)).expert_tensors if t.layer == 1][1]
     copy = damaged_copy(demo(arch), tmp_path / "copy", [tensor.key])
@@ -147,9 +142,7 @@ def test_an_expert_with_another_digest_is_not_held(
     assert store.digest(1, 1) == 0
 
 
-def test_a_held_expert_with_another_digest_is_dropped(
-    demo: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_a_held_expert_with_another_digest_is_dropped(demo: Demo, tmp_path: Path) -> None:
     known = digests_of(Checkpoint.open(demo("qwen3_moe")))
     key = "model.layers.0.mlp.experts.1.up_proj.weight"
     store = store_of(damaged_copy(demo("qwen3_moe"), tmp_path / "copy", [key]))

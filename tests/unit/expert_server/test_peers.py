@@ -31,6 +31,8 @@ from expert_server.weights.sharing import CheckpointSharer, Pace
 
 FAST = 1e12
 SHARD = "model.safetensors"
+Start = Callable[..., Any]
+Paths = Callable[..., Path]
 
 
 class Peer:
@@ -63,7 +65,7 @@ class Peer:
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[[Path | None], tuple[Peer, str]]]:
+def start() -> Iterator[Start]:
     with ExitStack() as stack:
 
         def begin(path: Path | None) -> tuple[Peer, str]:
@@ -92,14 +94,14 @@ def read(addresses: list[str], begin: int, count: int) -> bytes:
     return bytes(buffer)
 
 
-def test_read_any_range(files: Path, start: Callable[..., Any]) -> None:
+def test_read_any_range(files: Path, start: Start) -> None:
     _, address = start(files)
     whole = (files / SHARD).read_bytes()
     for begin, count in ((0, 1), (5, 3), (17, 2_500_000), (len(whole) - 1, 1), (0, len(whole))):
         assert read([address], begin, count) == whole[begin : begin + count]
 
 
-def test_a_broken_stream_continues_at_another_peer(files: Path, start: Callable[..., Any]) -> None:
+def test_a_broken_stream_continues_at_another_peer(files: Path, start: Start) -> None:
     first, one = start(files)
     second, two = start(files)
 
@@ -114,25 +116,34 @@ def test_a_broken_stream_continues_at_another_peer(files: Path, start: Callable[
     assert second.asked == [(7, 2_500_007, 7 + (2 << 20))]
 
 
-def test_wrong_bytes_are_read_again_from_another_peer(
-    files: Path, start: Callable[..., Any]
+def flip(responses: Iterator[Any]) -> Iterator[Any]:
+    for response in responses:
+        response.data = bytes(response.data).replace(b"\x07", b"\x06")
+        yield response
+
+
+def shift(responses: Iterator[Any]) -> Iterator[Any]:
+    for response in responses:
+        response.offset += 1
+        yield response
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"), [(flip, "do not match their digest"), (shift, "unexpected byte")]
+)
+def test_wrong_bytes_or_chunks_out_of_turn_are_read_again_from_another_peer(
+    files: Path, start: Start, spoil: Any, told: str
 ) -> None:
     first, one = start(files)
     second, two = start(files)
-
-    def flip(responses: Iterator[Any]) -> Iterator[Any]:
-        for response in responses:
-            response.data = bytes(response.data).replace(b"\x07", b"\x06")
-            yield response
-
-    first.spoil = flip
+    first.spoil = spoil
     assert read([one, two], 0, 3000) == (files / SHARD).read_bytes()[:3000]
     assert second.asked == [(0, 3000, 0)]
-    with pytest.raises(CorruptShardError, match="do not match their digest"):
+    with pytest.raises(CorruptShardError, match=told):
         read([one], 0, 3000)
 
 
-def test_peers_with_different_files_are_an_error(tmp_path: Path, start: Callable[..., Any]) -> None:
+def test_peers_with_different_files_are_an_error(tmp_path: Path, start: Start) -> None:
     """Each peer sends a part before it breaks off, so every attempt makes progress."""
     addresses = []
     for chunks in (1, 2):
@@ -151,20 +162,7 @@ def test_peers_with_different_files_are_an_error(tmp_path: Path, start: Callable
         read(addresses, 0, 4 << 20)
 
 
-def test_chunks_out_of_turn_are_refused(files: Path, start: Callable[..., Any]) -> None:
-    peer, address = start(files)
-
-    def shift(responses: Iterator[Any]) -> Iterator[Any]:
-        for response in responses:
-            response.offset += 1
-            yield response
-
-    peer.spoil = shift
-    with pytest.raises(CorruptShardError, match="unexpected byte"):
-        read([address], 0, 3000)
-
-
-def test_peers_without_a_checkpoint_are_skipped(files: Path, start: Callable[..., Any]) -> None:
+def test_peers_without_a_checkpoint_are_skipped(files: Path, start: Start) -> None:
     _, without = start(None)
     _, address = start(files)
     assert read([without, address], 0, 10) == bytes(range(10))
@@ -190,13 +188,7 @@ def test_peers_without_a_checkpoint_are_skipped(files: Path, start: Callable[...
     ],
 )
 def test_only_the_checkpoints_shards_can_be_read(
-    files: Path,
-    start: Callable[..., Any],
-    shard: str,
-    begin: int,
-    end: int,
-    resume_at: int,
-    code: str,
+    files: Path, start: Start, shard: str, begin: int, end: int, resume_at: int, code: str
 ) -> None:
     _, address = start(files)
     request = pb.ReadShardRequest(shard=shard, begin=begin, end=end, resume_at=resume_at)
@@ -205,9 +197,7 @@ def test_only_the_checkpoints_shards_can_be_read(
     assert refusal.value.code().name == code
 
 
-def test_a_resumed_stream_has_the_digest_of_the_whole(
-    files: Path, start: Callable[..., Any]
-) -> None:
+def test_a_resumed_stream_has_the_digest_of_the_whole(files: Path, start: Start) -> None:
     _, address = start(files)
     request = pb.ReadShardRequest(shard=SHARD, begin=1, end=9, resume_at=6)
     with channel(address) as line:
@@ -252,17 +242,8 @@ def test_adjacent_places_form_runs(steps: list[tuple[int, int]], most_bytes: int
         assert following[0][0] > sum(run[-1]) or together > most_bytes
 
 
-def test_two_reads_are_on_the_way_at_once() -> None:
-    """Else the first would wait for ever; `test_url_source.py` reads experts so."""
-    reader = PeerReader(lambda: [])
-    both = threading.Barrier(2, timeout=20)
-    for read_ahead in [reader.start(both.wait) for _ in range(2)]:
-        read_ahead.result()
-    reader.close()
-
-
-def test_adjacent_tensors_are_read_in_one_stream(
-    checkpoint: Callable[..., Path], start: Callable[..., Any]
+def test_adjacent_tensors_are_read_in_one_stream_and_two_streams_at_once(
+    checkpoint: Paths, start: Start
 ) -> None:
     path = checkpoint("qwen3_moe")
     peer, address = start(path)
@@ -272,12 +253,16 @@ def test_adjacent_tensors_are_read_in_one_stream(
     assert len(list(weights.read(0, range(8)))) == 8
     # Gate, up and down of eight experts are 24 tensors.
     assert len(peer.asked) - asked < 8
+    # Else the first would wait for ever; `test_url_source.py` reads experts so.
+    both = threading.Barrier(2, timeout=20)
+    for read_ahead in [reader.start(both.wait) for _ in range(2)]:
+        read_ahead.result()
     reader.close()
 
 
 @pytest.mark.parametrize("arch", ["qwen3_moe", "gpt_oss", "mixtral"])
 def test_a_checkpoint_of_peers_equals_the_local_one(
-    arch: str, checkpoint: Callable[..., Path], start: Callable[..., Any]
+    arch: str, checkpoint: Paths, start: Start
 ) -> None:
     """Also if one tensor holds all experts, and if conversion rules apply."""
     path = checkpoint(arch)

@@ -266,6 +266,10 @@ def with_digests(*known: dict[int, int]) -> list[common_pb2.Holding]:
     return [common_pb2.Holding(experts=sorted(k), digests=[k[e] for e in sorted(k)]) for k in known]
 
 
+def spares_request(layers: list[common_pb2.Holding]) -> pb.HoldSparesRequest:
+    return pb.HoldSparesRequest(epoch=1, layers=layers, load_s=60.0)
+
+
 def told(server: Server, epoch: int, *known: dict[int, int], context: Any = None) -> Any:
     request = pb.PreparePlacementRequest(epoch=epoch, layers=with_digests(*known))
     return server.handler.PreparePlacement(request, context or Context())
@@ -378,25 +382,19 @@ def test_loads_of_spare_replicas_end_early(end: str) -> None:
     assert (held, loaded) == (expected, len(expected[0]))
 
 
-def test_a_damaged_spare_replica_is_refused_by_name() -> None:
+def test_a_damaged_spare_replica_is_refused_by_name_and_one_without_a_digest_left_out() -> None:
     server = Server()
     server.prepare(1, [0], [])
+    layers = with_digests({1: right(0, 1), 2: 0}, {})
+    response = server.handler.HoldSpares(spares_request(layers), Context())
+    assert [list(layer.experts) for layer in response.layers] == [[1], []]
+    server.spare(1, [], [])
     server.store.damaged[0, 1] = 7
-    layers = [common_pb2.Holding(experts=[1], digests=[8]), common_pb2.Holding()]
-    request = pb.HoldSparesRequest(epoch=1, layers=layers, load_s=60.0)
+    layers = with_digests({1: 8}, {})
     with pytest.raises(Refused, match=r"DATA_LOSS: model.safetensors: expert \(0, 1\) differs"):
-        server.handler.HoldSpares(request, Context())
+        server.handler.HoldSpares(spares_request(layers), Context())
     # The share is not at fault.
     assert ("unloadable", 0) not in server.told
-
-
-def test_spare_replicas_without_a_digest_are_left_out() -> None:
-    server = Server()
-    server.prepare(1, [0], [])
-    layers = [common_pb2.Holding(experts=[1, 2], digests=[right(0, 1), 0]), common_pb2.Holding()]
-    request = pb.HoldSparesRequest(epoch=1, layers=layers, load_s=60.0)
-    response = server.handler.HoldSpares(request, Context())
-    assert [list(layer.experts) for layer in response.layers] == [[1], []]
 
 
 def test_a_retirement_ends_the_load_of_spare_replicas() -> None:
@@ -425,7 +423,7 @@ def test_a_lost_device_ends_the_server_and_a_full_one_is_not_a_damaged_checkpoin
         on_lost=lost.append,
     )
     share = pb.PreparePlacementRequest(epoch=1, layers=_layers(([0], [0])))
-    spares = pb.HoldSparesRequest(epoch=1, layers=_layers(([1], [])), load_s=60.0)
+    spares = spares_request(_layers(([1], [])))
     handler.PreparePlacement(share, Context())  # type: ignore[arg-type]
 
     def fail_with(error: Exception) -> None:

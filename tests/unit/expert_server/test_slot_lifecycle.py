@@ -249,6 +249,4 @@ class SlotLifecycle(RuleBasedStateMachine):
 @pytest.mark.timeout(300)
 def test_slots_over_random_client_lifecycles(benches) -> None:
     SlotLifecycle.benches = benches
-    run_state_machine_as_test(
-        SlotLifecycle, settings=settings(max_examples=150, stateful_step_count=50, deadline=None)
-    )
+    run_state_machine_as_test(SlotLifecycle, settings=settings(stateful_step_count=50))

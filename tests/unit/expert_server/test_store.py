@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from eaas.checkpoint import Checkpoint, quiet_transformers
-from eaas.checkpoint.pieces import PIECE_BYTES, Pause
+from eaas.checkpoint.pieces import PIECE_BYTES
 from eaas.checkpoint.shard import TensorSlice
 from eaas.errors import CheckpointError, CorruptShardError, MissingShardError
 from eaas_cli.demo_model import write_demo_model
@@ -22,21 +22,21 @@ from expert_server.experts.store import ExpertStore
 from expert_server.kernels import KernelSpec, Quantization, ReferenceKernel, _native
 from expert_server.kernels.native import NativeKernel
 from expert_server.weights.reader import ExpertReader
-from expert_server.weights.weights import ExpertForm, ExpertWeights
+from expert_server.weights.weights import ExpertWeights
 from quantized_checkpoint import Scheme, fp8, mxfp4, quantized_copy
 
 
 def held(
-    checkpoint: Checkpoint, quantization: Quantization = Quantization.NONE
+    checkpoint: Checkpoint, quantization: Quantization = Quantization.NONE, **options: Any
 ) -> tuple[ExpertStore, ReferenceKernel]:
     """An empty store and its kernel."""
     reader = ExpertReader(checkpoint)
     kernel = ReferenceKernel(reader.forms, KernelSpec(reader.dtype, quantization))
-    return ExpertStore(reader, kernel), kernel
+    return ExpertStore(reader, kernel, **options), kernel
 
 
-def new_store(checkpoint: Checkpoint) -> ExpertStore:
-    return held(checkpoint)[0]
+def store_of(path: Path, **options: Any) -> ExpertStore:
+    return held(Checkpoint.open(path), **options)[0]
 
 
 def weights(kernel: ReferenceKernel, layer: int, expert: int) -> ExpertWeights:
@@ -105,11 +105,6 @@ def test_loading_is_incremental_and_idempotent(path: Path) -> None:
         ours, theirs = weights(kernel, layer, expert), weights(whole_kernel, layer, expert)
         assert torch.equal(ours.down, theirs.down)
         assert torch.equal(ours.up, theirs.up)
-
-
-def test_unload_frees_single_replicas(path: Path) -> None:
-    store = new_store(Checkpoint.open(path))
-    one = store.load({0: [0, 1, 2]}) // 3
     store.unload({0: [1, 7], 1: [0]})
     assert (store.count, store.bytes) == (2, 2 * one)
     assert not store.holds(0, 1)
@@ -142,11 +137,6 @@ def bytes_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-def test_only_wanted_bytes_are_read(path: Path, bytes_read: list[int]) -> None:
-    store = new_store(Checkpoint.open(path))
-    assert store.load({0: [1, 6], 1: [4]}) == sum(bytes_read) > 0
-
-
 def test_other_experts_shards_are_not_opened(copy: Path) -> None:
     checkpoint = Checkpoint.open(copy)
     needed = {
@@ -154,7 +144,7 @@ def test_other_experts_shards_are_not_opened(copy: Path) -> None:
     }
     for shard in set(checkpoint.keys.values()) - needed:
         (copy / shard).unlink()
-    store = new_store(checkpoint)
+    store = held(checkpoint)[0]
     assert store.load({1: [2]}) > 0
     lost = next(t for t in checkpoint.expert_tensors if checkpoint.keys[t.key] not in needed)
     with pytest.raises(MissingShardError, match=checkpoint.keys[lost.key]):
@@ -167,7 +157,7 @@ def test_a_shard_broken_after_opening_is_named(copy: Path) -> None:
     tensor = next(t for t in checkpoint.expert_tensors if (t.layer, t.expert) == (2, 3))
     shard = copy / checkpoint.keys[tensor.key]
     shard.write_bytes(shard.read_bytes()[:-1])
-    store = new_store(checkpoint)
+    store = held(checkpoint)[0]
     assert store.load({0: [0]}) > 0
     with pytest.raises(CorruptShardError, match=rf"{shard.name}: tensor model\.layers\.2"):
         store.load({2: [3]})
@@ -179,7 +169,7 @@ def test_shapes_that_contradict_config_json_are_corrupt(copy: Path) -> None:
     assert '"moe_intermediate_size": 32' in text
     config.write_text(text.replace('"moe_intermediate_size": 32', '"moe_intermediate_size": 16'))
     with pytest.raises(CorruptShardError, match=r"experts\.\w+ is .* where config.json says"):
-        new_store(Checkpoint.open(copy)).load({0: [0]})
+        store_of(copy).load({0: [0]})
 
 
 def test_an_expert_that_cannot_be_quantised_is_named(copy: Path) -> None:
@@ -219,7 +209,7 @@ def test_a_layer_without_tensors_is_missing(copy: Path) -> None:
     places = content["weight_map"]
     content["weight_map"] = {name: file for name, file in places.items() if layer not in name}
     index.write_text(json.dumps(content))
-    store = new_store(Checkpoint.open(copy))
+    store = store_of(copy)
     assert store.load({2: [0]}) > 0
     with pytest.raises(MissingShardError, match=r"layers\.1\.mlp\.experts"):
         store.load({1: [0]})
@@ -255,40 +245,33 @@ def test_computation_continues_during_loads(copy: Path) -> None:
     assert store.count == 1
 
 
-def test_loads_while_serving_take_one_core(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loads_while_serving_take_one_core_and_keep_the_order(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first load has all threads; later ones run with one."""
     threads: list[int] = []
-    pack = ReferenceKernel.pack
-
-    def seen(
-        self: ReferenceKernel, weights: ExpertWeights, form: ExpertForm, pause: Pause
-    ) -> ExpertWeights:
-        threads.append(torch.get_num_threads())
-        return pack(self, weights, form, pause)
-
-    monkeypatch.setattr(ReferenceKernel, "pack", seen)
-    torch.set_num_threads(2)
-    store = new_store(Checkpoint.open(copy))
-    store.load({0: [0]})
-    store.load({0: [1]})
-    assert threads == [2, 1]
-    with ThreadPoolExecutor(1) as thread:
-        assert thread.submit(torch.get_num_threads).result() == 2
-    assert torch.get_num_threads() == 2
-
-
-def test_layers_are_loaded_in_the_given_order(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = new_store(Checkpoint.open(copy))
     layers: list[int] = []
-    plain = ExpertReader.read
+    pack, plain = ReferenceKernel.pack, ExpertReader.read
+
+    def seen(*arguments: Any) -> ExpertWeights:
+        threads.append(torch.get_num_threads())
+        return pack(*arguments)
 
     def read(reader: ExpertReader, layer: int, *rest: Any) -> Any:
         layers.append(layer)
         return plain(reader, layer, *rest)
 
+    monkeypatch.setattr(ReferenceKernel, "pack", seen)
     monkeypatch.setattr(ExpertReader, "read", read)
+    torch.set_num_threads(2)
+    store = store_of(copy)
+    store.load({0: [0]})
     store.load({2: [0], 0: [1], 1: [2]})
-    assert layers == [2, 0, 1]
+    assert threads == [2, 1, 1, 1]
+    assert layers == [0, 2, 0, 1]
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(torch.get_num_threads).result() == 2
+    assert torch.get_num_threads() == 2
 
 
 def test_the_loader_checks_for_requests_before_each_piece(
@@ -347,9 +330,7 @@ def test_loads_while_serving_keep_the_rate(copy: Path, monkeypatch: pytest.Monke
             took.append(count)
 
     monkeypatch.setattr("expert_server.experts.store.Pace", Pace)
-    reader = ExpertReader(Checkpoint.open(copy))
-    kernel = ReferenceKernel(reader.forms, KernelSpec(reader.dtype))
-    store = ExpertStore(reader, kernel, bytes_per_s=1234)
+    store = store_of(copy, bytes_per_s=1234)
     store.load({0: [0, 1]})
     assert took == [], "no requests are served yet"
     before = store.bytes
@@ -367,7 +348,7 @@ def progress_of(store: ExpertStore, wanted: dict[int, Any]) -> list[tuple[int, i
 
 def test_the_progress_of_a_load_ends_at_its_total(path: Path, bytes_read: list[int]) -> None:
     """The total is known at the start and is what the load reads; replicas that are held do not count."""
-    store = new_store(Checkpoint.open(path))
+    store = store_of(path)
     assert store.loading == (0, 0)
     store.load({0: [1]})
     bytes_read.clear()
@@ -391,13 +372,13 @@ def test_quantised_experts_count_as_they_are_stored(
 ) -> None:
     quantized_copy(checkpoint(architecture), tmp_path / "model", scheme)
     bytes_read.clear()
-    seen = progress_of(new_store(Checkpoint.open(tmp_path / "model")), {1: range(8)})
+    seen = progress_of(store_of(tmp_path / "model"), {1: range(8)})
     total = sum(bytes_read)
     assert seen == [(total, total * done // 8) for done in range(1, 9)]
 
 
 def test_nothing_loads_after_a_load_that_ended_early(copy: Path) -> None:
-    store = new_store(Checkpoint.open(copy))
+    store = store_of(copy)
     seen: list[tuple[int, int]] = []
     store.load({0: range(8)}, lambda: bool(seen.append(store.loading)) or len(seen) == 2)
     total = seen[0][0]
@@ -406,14 +387,14 @@ def test_nothing_loads_after_a_load_that_ended_early(copy: Path) -> None:
     checkpoint = Checkpoint.open(copy)
     tensor = next(t for t in checkpoint.expert_tensors if (t.layer, t.expert) == (2, 3))
     (copy / checkpoint.keys[tensor.key]).unlink()
-    store = new_store(checkpoint)
+    store = held(checkpoint)[0]
     with pytest.raises(MissingShardError):
         store.load({2: [3]})
     assert store.loading == (0, 0)
 
 
 def test_spare_replicas_are_no_part_of_the_share(copy: Path) -> None:
-    store = new_store(Checkpoint.open(copy))
+    store = store_of(copy)
     one = store.load({0: [0, 1], 1: [2]}) // 3
     store.load_spares({(0, 3), (1, 2), (2, 5)}, lambda: False, {})
     # (1, 2) is of the share already.
@@ -432,10 +413,8 @@ def test_spare_replicas_are_no_part_of_the_share(copy: Path) -> None:
 
 
 def test_spare_replicas_keep_to_the_memory(copy: Path) -> None:
-    reader = ExpertReader(Checkpoint.open(copy))
-    one = new_store(Checkpoint.open(copy)).load({0: [0]})
-    kernel = ReferenceKernel(reader.forms, KernelSpec(reader.dtype, Quantization.NONE))
-    store = ExpertStore(reader, kernel, memory_bytes=4 * one)
+    one = store_of(copy).load({0: [0]})
+    store = store_of(copy, memory_bytes=4 * one)
     store.load({0: [0, 1]})
     store.load_spares({(1, 0), (1, 1), (1, 2)}, lambda: False, {})
     assert store.spares == {(1, 0), (1, 1)}
@@ -443,7 +422,7 @@ def test_spare_replicas_keep_to_the_memory(copy: Path) -> None:
 
 
 def test_an_unread_spare_replica_leaves_the_others(copy: Path) -> None:
-    store = new_store(Checkpoint.open(copy))
+    store = store_of(copy)
     store.load({0: [0]})
     with pytest.raises(CheckpointError, match="differs"):
         store.load_spares({(0, 1), (1, 0)}, lambda: False, {(1, 0): 1})

@@ -50,6 +50,7 @@ def test_each_request_is_computed_once_the_oldest_layer_first_and_waits_are_boun
 ) -> None:
     b = batcher(mode)
     now = 0.0
+    # A request joins its layer's batch until that is taken.
     waiting: list[tuple[str, int, int]] = []  # (connection, layer, number), oldest first
     could_begin: float | None = None  # when the oldest layer could have been computed
     present: list[str] = []
@@ -63,6 +64,7 @@ def test_each_request_is_computed_once_the_oldest_layer_first_and_waits_are_boun
             assert decision is None
             return
         layer = waiting[0][1]
+        assert b.layers() == list(dict.fromkeys(request[1] for request in waiting))
         could_begin = now if could_begin is None else could_begin
         if isinstance(decision, Wait):
             assert now < decision.until <= could_begin + WINDOW_S + 1e-9
@@ -170,19 +172,6 @@ def test_a_lone_client_never_waits(mode: str, steps) -> None:
                 answer(b, now, 0.1)
                 now += 0.1
         now += seconds
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_requests_join_their_layers_batch_until_it_is_taken(mode: str) -> None:
-    b = batcher(mode)
-    b.admit(("a",), "a", 1, 0.0)
-    b.admit(("b",), "b", 0, 0.1)
-    b.admit(("c",), "c", 0, 0.2)
-    b.admit(("d",), "d", 1, 0.3)
-    assert b.layers() == [1, 0]
-    assert answer(b, 0.4) == (1, [("a",), ("d",)])
-    b.admit(("a",), "a", 0, 0.5)
-    assert answer(b, 0.5) == (0, [("b",), ("c",), ("a",)])
 
 
 # -- window ---------------------------------------------------------------------------------------

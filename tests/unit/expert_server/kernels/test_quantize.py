@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
@@ -54,7 +54,6 @@ def by_group(matrix_NK: torch.Tensor) -> torch.Tensor:
 
 
 @both
-@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_codes_are_in_range_and_no_weight_is_far_off(
     quantization: Quantization, data: st.DataObject
@@ -86,7 +85,6 @@ def test_codes_are_in_range_and_no_weight_is_far_off(
         assert bool((off <= step.abs())[is_inside].all())
 
 
-@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_int4_is_never_worse_than_the_largest_weight_over_8(data: st.DataObject) -> None:
     shape = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 300))

@@ -7,6 +7,7 @@ import mmap
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -27,15 +28,42 @@ from interpreted_triton import interpreted_kernel, needs_triton, round_rows_alik
 pytestmark = needs_triton
 
 
-def kernel_on(device: FakeDevice, experts: int = 2, dtype: torch.dtype = torch.bfloat16) -> Any:
-    """A kernel with experts of 64 to 32 in layer 0; nothing is counted yet."""
-    form = FORMS["swiglu"]
-    kernel = interpreted_kernel()([form], KernelSpec(dtype), device)
-    rng = torch.Generator().manual_seed(0)
-    for number in range(experts):
-        kernel.load(0, number, expert(form, 64, 32, dtype, rng))
-    device.calls.clear()
-    return kernel
+FORM = FORMS["swiglu"]
+BFLOAT16 = torch.bfloat16
+
+
+@pytest.fixture
+def kernel_on(cleanup: ExitStack) -> Callable[..., Any]:
+    """Makes kernels with experts of 64 to 32 in layer 0; nothing is counted yet."""
+
+    def make(device: FakeDevice, experts: int = 2, dtype: torch.dtype = BFLOAT16) -> Any:
+        kernel = interpreted_kernel()([FORM], KernelSpec(dtype), device)
+        cleanup.callback(kernel.close)
+        rng = torch.Generator().manual_seed(0)
+        for number in range(experts):
+            kernel.load(0, number, expert(FORM, 64, 32, dtype, rng))
+        device.calls.clear()
+        return kernel
+
+    return make
+
+
+@pytest.fixture
+def device() -> FakeDevice:
+    return FakeDevice()
+
+
+@pytest.fixture
+def kernel(device: FakeDevice, kernel_on: Callable[..., Any]) -> Any:
+    return kernel_on(device)
+
+
+def another_expert(seed: int = 3) -> Any:
+    return expert(FORM, 64, 32, BFLOAT16, torch.Generator().manual_seed(seed))
+
+
+def some_batch(tokens: int) -> Any:
+    return batch(tokens, 64, some_ids(tokens).tolist(), 2, BFLOAT16, 0)
 
 
 def some_ids(tokens: int, seed: int = 0) -> torch.Tensor:
@@ -46,19 +74,16 @@ def some_ids(tokens: int, seed: int = 0) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 70])
-def test_a_batch_waits_once(tokens: int) -> None:
-    device = FakeDevice()
-    kernel = kernel_on(device)
-    kernel(*batch(tokens, 64, some_ids(tokens).tolist(), 2, torch.bfloat16, 0), 0)
+def test_a_batch_waits_once(tokens: int, device: FakeDevice, kernel: Any) -> None:
+    kernel(*some_batch(tokens), 0)
     # Rows and routes there, the result back.
     assert device.calls == {"copy to": 2, "copy back": 1, "wait": 1}
-    kernel.close()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("can_pin", [True, False])
 def test_from_slot_to_slot(
-    can_pin: bool, dtype: torch.dtype, caplog: Any, monkeypatch: pytest.MonkeyPatch
+    can_pin: bool, dtype: torch.dtype, kernel_on: Any, caplog: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each request's rows are read where they are, and its result is where it belongs."""
     round_rows_alike(monkeypatch)
@@ -96,11 +121,9 @@ def test_from_slot_to_slot(
     kernel.close()
 
 
-def test_a_batch_that_fails_midway_has_ended() -> None:
+def test_a_batch_that_fails_midway_has_ended(device: FakeDevice, kernel: Any) -> None:
     """Nothing is written into slots after the error, and the next batch is right."""
-    device = FakeDevice()
-    kernel = kernel_on(device)
-    one = batch(5, 64, some_ids(5).tolist(), 2, torch.bfloat16, 0)
+    one = some_batch(5)
     right_TH = kernel(*one, 0).clone()
 
     def fail(copies: int) -> None:
@@ -112,60 +135,32 @@ def test_a_batch_that_fails_midway_has_ended() -> None:
     assert not device._back
     device.fails = lambda _copies: None
     assert torch.equal(kernel(*one, 0), right_TH)
-    kernel.close()
 
 
-def test_ids_beyond_int32_are_no_other_experts() -> None:
-    kernel = kernel_on(FakeDevice())
+def test_ids_beyond_int32_are_no_other_experts(kernel: Any) -> None:
     for wrong in (2**32, 2**32 + 1, -(2**32), 2**40):
         ids = torch.tensor([[wrong, 0]])
         with pytest.raises(LookupError, match=f"expert {wrong} is not held"):
             kernel(torch.ones(1, 64, dtype=torch.bfloat16), ids, torch.ones(1, 2), 0)
-    kernel.close()
 
 
-def test_no_operator_of_a_batch_waits() -> None:
-    form = FORMS["swiglu"]
-    kernel = interpreted_kernel()([form], KernelSpec(torch.bfloat16))
-    kernel.load(0, 2, expert(form, 40, 24, torch.bfloat16, torch.Generator().manual_seed(0)))
-    one = batch(3, 40, [2, -1, -1, 2, 2, -1], 2, torch.bfloat16, 0)
+def test_no_operator_of_a_batch_waits(kernel: Any) -> None:
     with Waits() as waits:
-        kernel(*one, 0)
+        kernel(*some_batch(3), 0)
     assert waits.operators > 5
     assert not waits.names
-    kernel.close()
 
 
-@pytest.mark.parametrize(
-    "wait",
-    [
-        lambda ids: ids[ids >= 0],
-        lambda ids: bool((ids >= 0).any()),
-        lambda ids: ids.abs().bincount(),
-        lambda ids: ids.unique(),
-        lambda ids: ids.max().item(),
-        lambda ids: ids.nonzero(),
-    ],
-)
-def test_what_waits_is_noticed(wait: Callable[[torch.Tensor], object]) -> None:
-    with Waits() as waits:
-        wait(torch.tensor([0, 3, -1]))
-    assert waits.names
-
-
-def test_nothing_to_compute_is_not_sent() -> None:
-    device = FakeDevice()
-    form = FORMS["swiglu"]
-    kernel = interpreted_kernel()([form], KernelSpec(torch.float32), device)
+@pytest.mark.parametrize("experts", [0, 1])
+def test_nothing_to_compute_is_not_sent(
+    experts: int, device: FakeDevice, kernel_on: Callable[..., Any]
+) -> None:
+    kernel = kernel_on(device, experts)
     none = torch.full((3, 2), -1, dtype=torch.int32)
-    assert torch.equal(kernel(torch.ones(3, 8), none, torch.ones(3, 2), 0), torch.zeros(3, 8))
-    kernel.load(0, 0, expert(form, 8, 8, torch.float32, torch.Generator().manual_seed(0)))
-    device.calls.clear()
     for tokens in (3, 0):
-        out_TH = kernel(torch.ones(tokens, 8), none[:tokens], torch.ones(tokens, 2), 0)
-        assert torch.equal(out_TH, torch.zeros(tokens, 8))
+        out_TH = kernel(torch.ones(tokens, 64), none[:tokens], torch.ones(tokens, 2), 0)
+        assert torch.equal(out_TH, torch.zeros(tokens, 64))
     assert not device.calls
-    kernel.close()
 
 
 def test_an_expert_is_on_the_device_before_it_is_held() -> None:
@@ -198,22 +193,20 @@ def test_the_host_fills_one_buffer_while_the_device_reads_the_other(nbytes: int)
     assert device.calls["wait for a buffer"] == max(0, copies - 2)
 
 
-def test_an_expert_that_fails_midway_is_not_held() -> None:
+def test_an_expert_that_fails_midway_is_not_held(
+    device: FakeDevice, kernel_on: Callable[..., Any]
+) -> None:
     def fail(copies: int) -> None:
         if copies == 3:
             raise torch.OutOfMemoryError("the device is full")
 
-    device = FakeDevice()
+    kernel, weights = kernel_on(device, 0), another_expert()
     device.fails = fail
-    form = FORMS["swiglu"]
-    kernel = interpreted_kernel()([form], KernelSpec(torch.bfloat16), device)
-    weights = expert(form, 64, 32, torch.bfloat16, torch.Generator().manual_seed(0))
     with pytest.raises(CheckpointError, match=r"fake has no memory left for it: .*memory_bytes"):
         kernel.load(0, 0, weights)
     assert (kernel.count, kernel.bytes, kernel.holds(0, 0)) == (0, 0, False)
     kernel.load(0, 0, weights)
     assert kernel.holds(0, 0)
-    kernel.close()
 
 
 class Full(FakeDevice):
@@ -227,13 +220,12 @@ class Full(FakeDevice):
         return super().empty(*shape, dtype=dtype)
 
 
-def test_a_full_device_keeps_what_it_holds_and_can_unload() -> None:
-    device = Full()
-    kernel = kernel_on(device)
-    one = batch(5, 64, some_ids(5).tolist(), 2, torch.bfloat16, 0)
+def test_a_full_device_keeps_what_it_holds_and_can_unload(kernel_on: Any) -> None:
+    kernel = kernel_on(device := Full())
+    one = some_batch(5)
     right_TH = kernel(*one, 0).clone()
     before = kernel.count, kernel.bytes
-    weights = expert(FORMS["swiglu"], 64, 32, torch.bfloat16, torch.Generator().manual_seed(3))
+    weights = another_expert()
     device.is_full = True
     # A new one, and another one in the place of one that is held.
     for number in (2, 1):
@@ -252,14 +244,11 @@ def test_a_full_device_keeps_what_it_holds_and_can_unload() -> None:
     kernel.unload(0, 1)
     kernel.unload(0, 0)
     assert (kernel.count, kernel.bytes) == (0, 0)
-    kernel.close()
 
 
-def test_ids_that_change_after_the_check_do_not_count() -> None:
+def test_ids_that_change_after_the_check_do_not_count(device: FakeDevice, kernel: Any) -> None:
     """A client writes while the device reads: the result is that of the ids that were checked."""
-    device = FakeDevice()
-    kernel = kernel_on(device)
-    one = batch(5, 64, some_ids(5).tolist(), 2, torch.bfloat16, 0)
+    one = some_batch(5)
     right_TH = kernel(*one, 0).clone()
     memory = mmap.mmap(-1, 1 << 16)
     kernel.pin_slots(memory)
@@ -272,20 +261,17 @@ def test_ids_that_change_after_the_check_do_not_count() -> None:
     device.fails = change
     kernel.compute_slots([(x_TH, ids_TK, scores_TK)], [result_TH], 0)
     assert torch.equal(result_TH, right_TH)
-    kernel.close()
 
 
 def test_code_that_does_not_fit_the_device_fails_its_batch_only(
-    monkeypatch: pytest.MonkeyPatch,
+    kernel: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The loop refuses a batch whose kernel raises RuntimeError."""
     from triton.runtime.errors import OutOfResources
 
     from expert_server.kernels.gpu import kernel as module
 
-    device = FakeDevice()
-    kernel = kernel_on(device)
-    one = batch(5, 64, some_ids(5).tolist(), 2, torch.bfloat16, 0)
+    one = some_batch(5)
 
     class Large:
         def __getitem__(self, grid: object) -> Any:
@@ -296,23 +282,19 @@ def test_code_that_does_not_fit_the_device_fails_its_batch_only(
         with pytest.raises(RuntimeError, match=r"OutOfResources: .*shared memory"):
             kernel(*one, 0)
     assert kernel(*one, 0).isfinite().all()
-    kernel.close()
 
 
-def test_a_device_that_is_lost_in_a_load_is_named_so() -> None:
-    device = FakeDevice()
-    kernel = kernel_on(device)
-    weights = expert(FORMS["swiglu"], 64, 32, torch.bfloat16, torch.Generator().manual_seed(3))
+def test_a_device_that_is_lost_in_a_load_is_named_so(device: FakeDevice, kernel: Any) -> None:
+    weights = another_expert()
     device.is_lost = True
     with pytest.raises(DeviceLostError):
         kernel.load(0, 2, weights)
     assert not kernel.holds(0, 2)
-    kernel.close()
 
 
-def test_a_close_that_fails_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = FakeDevice()
-    kernel = kernel_on(device)
+def test_a_close_that_fails_is_not_repeated(
+    device: FakeDevice, kernel: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kernel.pin_slots(mmap.mmap(-1, 4096))
 
     def fail(memory: torch.Tensor) -> None:
@@ -340,9 +322,7 @@ def test_what_the_allocator_takes(nbytes: int) -> None:
     assert needed <= free
 
 
-def test_memory_is_freed_once_the_running_batch_is_done() -> None:
-    device = FakeDevice()
-    kernel = kernel_on(device)
+def test_memory_is_freed_once_the_running_batch_is_done(device: FakeDevice, kernel: Any) -> None:
     blocks = [weakref.ref(each.memory) for each in kernel._packed.values()]
     held = []
 
@@ -355,14 +335,13 @@ def test_memory_is_freed_once_the_running_batch_is_done() -> None:
         held.append([block() is not None for block in blocks])
 
     device.fails = unload
-    one = batch(5, 64, some_ids(5).tolist(), 2, torch.bfloat16, 0)
+    one = some_batch(5)
     kernel(*one, 0)
     assert held == [[True, True]]
     gc.collect()
     assert [block() is not None for block in blocks] == [True, False]
     with pytest.raises(LookupError):
         kernel(*one, 0)
-    kernel.close()
 
 
 def test_experts_take_what_batches_leave() -> None:
@@ -394,30 +373,33 @@ def test_experts_take_what_batches_leave() -> None:
         limit(0)
 
 
-@pytest.mark.parametrize(
-    "read",
-    [
+def test_the_fake_device_notices_waits_reads_and_early_changes() -> None:
+    for wait in (
+        lambda ids: ids[ids >= 0],
+        lambda ids: bool((ids >= 0).any()),
+        lambda ids: ids.abs().bincount(),
+        lambda ids: ids.unique(),
+        lambda ids: ids.max().item(),
+        lambda ids: ids.nonzero(),
+    ):
+        with Waits() as waits:
+            wait(torch.tensor([0, 3, -1]))
+        assert waits.names
+    device = FakeDevice()
+    with device.batch():
+        out = device.empty(4, dtype=torch.float32) + 1
+        buffer = device.pinned(16).zero_()
+        device.copy(device.empty(16, dtype=torch.uint8), buffer)
+        buffer.fill_(1)
+        with pytest.raises(AssertionError, match="before the device had read it"):
+            device.finish()
+    for read in (
         lambda out: out.numpy(),
         lambda out: out.cpu(),
         lambda out: out.sum().item(),
         lambda out: bool(out.any()),
         lambda out: torch.zeros(4).copy_(out),
         lambda out: out + torch.ones(4),
-    ],
-)
-def test_a_read_by_the_host_is_noticed(read: Callable[[torch.Tensor], object]) -> None:
-    device = FakeDevice()
-    with device.batch():
-        out = device.empty(4, dtype=torch.float32) + 1
-    with pytest.raises(AssertionError, match="memory of the device"):
-        read(out)
-
-
-def test_a_buffer_that_changes_too_early_is_noticed() -> None:
-    device = FakeDevice()
-    with device.batch():
-        buffer = device.pinned(16).zero_()
-        device.copy(device.empty(16, dtype=torch.uint8), buffer)
-        buffer.fill_(1)
-        with pytest.raises(AssertionError, match="before the device had read it"):
-            device.finish()
+    ):
+        with pytest.raises(AssertionError, match="memory of the device"):
+            read(out)

@@ -25,8 +25,8 @@ BUDGET_US = 60_000_000
 class Setup:
     """A loop whose kernel multiplies by the expert's number (from 1), for x >= 0, on a fake device."""
 
-    def __init__(self, benches, can_pin: bool = True) -> None:
-        self.device = FakeDevice(can_pin)
+    def __init__(self, benches) -> None:
+        self.device = FakeDevice()
         form = ExpertForm(False, False, torch.relu)
         self.kernel = interpreted_kernel()([form] * 4, KernelSpec(torch.float32), self.device)
         one = torch.eye(benches.hidden)
@@ -52,7 +52,9 @@ def setup(benches) -> Iterator[Setup]:
 
 
 @pytest.mark.parametrize("dtype", [WireDtype.FLOAT32, WireDtype.BFLOAT16])
-def test_a_batch_of_three_clients_has_one_wait(setup, dtype: WireDtype) -> None:
+def test_a_batch_of_three_clients_has_one_wait_and_so_has_one_alone_with_a_checksum(
+    setup, dtype: WireDtype
+) -> None:
     xs = (2.0, 3.0, 5.0)
     # The bits of bfloat16 are written, not its values.
     bits = [int(torch.tensor(x).bfloat16().view(torch.int16)) for x in xs]
@@ -64,25 +66,13 @@ def test_a_batch_of_three_clients_has_one_wait(setup, dtype: WireDtype) -> None:
     assert not waits.names
     for slot, x in zip(slots, xs, strict=True):
         assert (setup.bench.rows(slot) == x * 2 * setup.bench.top_k).all()
-
-
-def test_a_request_alone_and_its_checksum(setup) -> None:
     grant = setup.bench.grant("a")
-    setup.bench.write(grant, 2, budget_us=BUDGET_US, checksum=True)
-    setup.bench.serve(grant.first_slot)
+    slot = setup.bench.write(grant, 2, budget_us=BUDGET_US, checksum=True)
+    setup.device.calls.clear()
+    setup.bench.serve(slot)
     assert setup.device.calls == {"copy to": 2, "copy back": 1, "wait": 1}
-    status, rows_TH = setup.bench.take(grant, grant.first_slot, checksum=True)
-    assert status is Status.OK
-    assert (rows_TH == 8).all()
-
-
-def test_where_slots_cannot_be_locked_rows_are_copied_once_more(benches) -> None:
-    setup = Setup(benches, can_pin=False)
-    slots = [setup.write(name, x) for name, x in zip("abc", (2, 3, 5), strict=True)]
-    setup.bench.serve(*slots)
-    assert setup.device.calls == {"copy to": 2, "copy back": 1, "wait": 1}
-    assert [setup.bench.rows(slot)[0, 0] for slot in slots] == [8, 12, 20]
-    setup.kernel.close()
+    status, rows_TH = setup.bench.take(grant, slot, checksum=True)
+    assert (status, rows_TH[0, 0]) == (Status.OK, 8)
 
 
 def test_an_expert_that_is_not_held_fails_only_its_own_request(setup) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -61,10 +63,27 @@ class Both:
         self.plain.close()
 
 
-def test_one_capture_for_each_power_of_two() -> None:
-    both = Both()
-    both.load(0, 0)
-    both.load(0, 1)
+@pytest.fixture
+def made() -> Iterator[Callable[..., Both]]:
+    """Makes kernels with experts 0 and 1 in layer 0."""
+    with ExitStack() as stack:
+
+        def make(**options: Any) -> Both:
+            both = Both(**options)
+            stack.callback(both.close)
+            for number in range(2):
+                both.load(0, number)
+            return both
+
+        yield make
+
+
+@pytest.fixture
+def both(made: Callable[..., Both]) -> Both:
+    return made()
+
+
+def test_one_capture_for_each_power_of_two(both: Both) -> None:
     for tokens in (1, 2, 3, 4, 5, 8, 7, 3, 1):
         both.check([[0, 1], *[[1, -1]] * (tokens - 1)])
     # 1, 2, 4 and 8.
@@ -73,24 +92,19 @@ def test_one_capture_for_each_power_of_two() -> None:
     both.check([[0, 1]] * 8, dtype=torch.float32)
     both.check([[0]] * 8)
     assert both.counted() == (2, 2)
-    both.close()
 
 
-def test_tokens_of_an_earlier_batch_are_not_computed_again() -> None:
-    both = Both()
-    both.load(0, 0)
-    both.load(0, 1)
+def test_tokens_of_an_earlier_batch_are_not_computed_again(both: Both) -> None:
     both.check([[0, 1]] * 8)
     both.unload(0, 1)
     # The graph's memory still has three rows for the expert that is gone.
     both.check([[0, -1]] * 5)
     with pytest.raises(LookupError, match="expert 1 is not held"):
         both.graphs(torch.ones(5, HIDDEN), torch.tensor([[0, 1]] * 5), torch.ones(5, 2), 0)
-    both.close()
 
 
-def test_loads_and_unloads_need_no_new_capture_and_layers_share_one() -> None:
-    both = Both(layers=2)
+def test_loads_and_unloads_need_no_new_capture_and_layers_share_one(made: Any) -> None:
+    both = made(layers=2)
     for number in range(3):
         both.load(0, number)
         both.check([[number, -1]] * 4)
@@ -107,35 +121,25 @@ def test_loads_and_unloads_need_no_new_capture_and_layers_share_one() -> None:
     both.load(0, 64)
     both.check([[64, 1]] * 4)
     assert both.counted() == (1, 1)
-    both.close()
 
 
-def test_other_tiles_are_another_graph() -> None:
-    both = Both()
-    both.load(0, 0)
+def test_other_tiles_are_another_graph(both: Both) -> None:
     both.check([[0]])
     tiles = both.graphs.tiles
     both.graphs.tiles = replace(tiles, few=tiles.many)
     both.check([[0]])
     assert both.counted() == (2, 2)
-    both.close()
 
 
-def test_one_wait_and_the_same_copies() -> None:
-    both = Both()
-    both.load(0, 0)
+def test_one_wait_and_the_same_copies(both: Both) -> None:
     one = batch(3, HIDDEN, [[0]] * 3, 1, torch.bfloat16, 0)
     both.graphs(*one, 0)
     both.device.calls.clear()
     both.graphs(*one, 0)
     assert both.device.calls == {"copy to": 2, "replay": 1, "copy back": 1, "wait": 1}
-    both.close()
 
 
-def test_experts_come_and_go_while_graphs_compute_others() -> None:
-    both = Both()
-    both.load(0, 0)
-    both.load(0, 1)
+def test_experts_come_and_go_while_graphs_compute_others(both: Both) -> None:
     one = batch(6, HIDDEN, [[0, 1]] * 6, 2, torch.bfloat16, 0)
     right_TH = both.plain(*one, 0)
     weights = expert(FORM, HIDDEN, INTERMEDIATE, both.dtype, torch.Generator().manual_seed(1))
@@ -158,29 +162,23 @@ def test_experts_come_and_go_while_graphs_compute_others() -> None:
         thread.join(30)
     assert cycles
     assert both.counted() == (1, 20)
-    both.close()
 
 
 def test_large_batches_and_too_many_sizes_are_launched_as_before(
-    monkeypatch: pytest.MonkeyPatch,
+    both: Both, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(graphs, "_MOST_TOKENS", 8)
     monkeypatch.setattr(graphs, "_MOST_GRAPHS", 2)
-    both = Both()
-    both.load(0, 0)
     both.check([[0]] * 9)
     assert both.counted() == (0, 0)
     for tokens in (1, 2, 4, 8, 2):
         both.check([[0]] * tokens)
     assert both.counted() == (2, 3)
-    both.close()
 
 
 def test_a_size_whose_graph_does_not_fit_computes_without(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    both: Both, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    both = Both()
-    both.load(0, 0)
 
     def fail(issue: object) -> None:
         raise torch.OutOfMemoryError("the device is full")
@@ -193,13 +191,10 @@ def test_a_size_whose_graph_does_not_fit_computes_without(
     both.check([[0]] * 2)
     assert both.counted() == (1, 1)
     assert caplog.text.count("batches of 4 tokens have no CUDA graph: the device is full") == 1
-    both.close()
 
 
-def test_the_tile_follows_from_the_table_not_from_its_padding() -> None:
+def test_the_tile_follows_from_the_table_not_from_its_padding(both: Both) -> None:
     """A batch with a graph takes the tile that a trial with few experts and the benchmark measure."""
-    both = Both()
-    both.load(0, 0)
     chosen = []
     choose = Tiles.choose
 
@@ -209,16 +204,13 @@ def test_the_tile_follows_from_the_table_not_from_its_padding() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Tiles, "choose", note)
-        both.check([[0]] * 32)
-    assert set(chosen) == {(1, True)}
-    both.close()
+        both.check([[0]] * 64)
+    assert set(chosen) == {(2, True)}
 
 
 def test_a_device_that_cannot_capture_computes_all_the_same(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    both: Both, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    both = Both()
-    both.load(0, 0)
     both.check([[0]])
 
     def fail(issue: object) -> None:
@@ -229,7 +221,6 @@ def test_a_device_that_cannot_capture_computes_all_the_same(
         both.check([[0]] * tokens)
     assert caplog.text.count("without CUDA graphs: operation not permitted") == 1
     assert both.counted() == (1, 1)
-    both.close()
 
 
 def test_the_trial_of_a_starting_server_uses_graphs() -> None:
