@@ -114,7 +114,7 @@ def test_the_figure_of_the_paper() -> None:
     assert found.autoscaled.load.slowed == 0
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.tuples(st.floats(0, 60), st.integers(0, 400)), min_size=2, max_size=40),
     st.integers(2, 12),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.caps import Run
@@ -12,7 +12,6 @@ from simulator.caps.cost import ImbalanceCost, ServerCost
 from simulator.caps.metrics import figures, half_width_95
 
 
-@settings(deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 24), st.integers(1, 5), st.integers(1, 100))
 def test_a_step_takes_as_long_as_its_slowest_server(
     seed: int, experts: int, servers: int, steps: int
@@ -27,7 +26,6 @@ def test_a_step_takes_as_long_as_its_slowest_server(
     assert cost.batch_s(load_E) == pytest.approx(steps * (1e-4 + slowest))
 
 
-@settings(deadline=None)
 @given(st.integers(0, 2**32))
 def test_imbalance_is_one_plus_cv(seed: int) -> None:
     load_E = np.random.default_rng(seed).gamma(0.5, 30.0, 12)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from attention_client.scheduler import RequestQueue, strategy
@@ -64,7 +64,6 @@ def slow(
     return finish, events
 
 
-@settings(deadline=None, max_examples=300)
 @given(
     st.lists(st.tuples(st.integers(0, 12), st.integers(0, 3)), min_size=1, max_size=40),
     st.integers(1, 6),

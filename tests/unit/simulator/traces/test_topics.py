@@ -29,7 +29,6 @@ def correlation(series_BN: Any) -> Any:
     return np.corrcoef(series_BN.T)
 
 
-@settings(deadline=None, max_examples=40)
 @given(
     name=st.sampled_from(["bursty_topics", "correlated_layers"]),
     iterations=st.integers(1, 100),
@@ -72,7 +71,7 @@ def test_popularity_sums_to_one_and_counts_to_the_tokens(
     assert abs(int(made.sum(dtype=np.int64)) - pairs) <= 7 * np.sqrt(pairs) + 7
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 2**32), streams=st.integers(1, 6), topics=st.integers(2, 12))
 def test_bursts_are_never_shorter_than_the_shortest(seed: int, streams: int, topics: int) -> None:
     regime = replace(BURSTY, streams=streams, topics=topics, period=3 * BLOCK)
