@@ -19,7 +19,7 @@ MOST = 5000
 CORES = sorted(os.sched_getaffinity(0))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, MOST), st.integers(0, MOST), st.integers(1, 50))
 def test_the_right_bytes_arrive(request_bytes: int, result_bytes: int, rounds: int) -> None:
     shared = mmap.mmap(-1, shared_bytes(request_bytes, result_bytes))

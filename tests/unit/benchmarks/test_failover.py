@@ -31,24 +31,15 @@ def test_a_pause_is_a_loss() -> None:
     assert sums["seconds_per_fault"] == pytest.approx(2.5)
     assert sums["beyond_capacity"] == pytest.approx(0.2)
     assert sums["gross_error"] == pytest.approx(0.0)
-
-
-def test_the_error_comes_from_the_spread_of_faults() -> None:
     # 20 % and nothing: the mean of the two is as far from either as it is uncertain.
     assert lost([strike(2.5), strike(0.0)], cores=2)["gross_error"] == pytest.approx(0.1)
-
-
-def test_processor_time_of_replacements_is_lost_capacity() -> None:
+    # Processor time of replacements is lost capacity.
     sums = lost([strike(2.5, cpu_s=2.5)], cores=2)
     assert sums["capacity"] == pytest.approx(2.5 / (2 * 12.5))
     assert sums["beyond_capacity"] == pytest.approx(0.1)
 
 
-def test_a_different_text_is_wrong() -> None:
-    assert strike(0.0).wrong == 0
-    assert strike(0.0, text="y").wrong == 1
-
-
-def test_stalls_are_within_a_stream() -> None:
+def test_a_different_text_is_wrong_and_stalls_are_within_a_stream() -> None:
+    assert [strike(0.0).wrong, strike(0.0, text="y").wrong] == [0, 1]
     assert strike(2.5).faulted.stall_s == pytest.approx(3.5)
     assert LoadResult(0.0, 1.0, ()).stall_s == 0.0

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.caps import fit_calls, read_fits
@@ -27,7 +27,6 @@ def calls(fixed_s: float, load_s: float, pair_s: float, tokens: list[int]) -> li
     return found
 
 
-@settings(deadline=None)
 @given(st.floats(0, 1e-3), st.floats(1e-4, 1e-2), st.floats(1e-6, 1e-4))
 def test_exact_times_are_fitted(fixed_s: float, load_s: float, pair_s: float) -> None:
     measured = calls(fixed_s, load_s, pair_s, [1, 2, 8, 64, 512, 1024, 4096, 8192])

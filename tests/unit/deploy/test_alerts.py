@@ -22,6 +22,8 @@ ENDPOINT = 'job="eaas",instance="here:8000"'
 ENGINE = 'job="eaas-attention-client",instance="there:7005"'
 UP = {f"up{{{ENDPOINT}}}": "1x400"}
 ENGINE_UP = {f"up{{{ENGINE}}}": "1x400"}
+ENGINE_JOB = {"job": "eaas-attention-client"}
+COMPILES = {f"eaas_passes_compiled{{{ENDPOINT}}}": "0x100"}
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,10 @@ class Case:
     at: str
     fires: bool
     labels: dict[str, str] | None = None
+
+
+def down(of: str) -> dict[str, str]:
+    return {f"up{{{of}}}": "1x10 0x100"}
 
 
 def uncovered(values: str) -> dict[str, str]:
@@ -98,32 +104,14 @@ CASES = [
     Case("EaasLayerCallsFailing", failed("0x20 1x300"), "2m", True),
     Case("EaasLayerCallsFailing", failed("0x20 1x300"), "8m", False),  # Five minutes later.
     Case("EaasLayerCallsFailing", failed("3x300"), "5m", False),
-    Case(
-        "EaasEndpointDown",
-        {f"up{{{ENDPOINT}}}": "1x10 0x100"},
-        "2m",
-        True,
-        {"job": "eaas", "instance": "here:8000"},
-    ),
+    Case("EaasEndpointDown", down(ENDPOINT), "2m", True, {"job": "eaas", "instance": "here:8000"}),
     Case("EaasEndpointDown", {'up{job="eaas-balancer"}': "1x100"}, "2m", True, {"job": "eaas"}),
-    Case("EaasEndpointDown", {f"up{{{ENDPOINT}}}": "1x10 0x100"}, "1m", False),
+    Case("EaasEndpointDown", down(ENDPOINT), "1m", False),
     Case("EaasEndpointDown", UP | {'up{job="other"}': "0x400"}, "5m", False),
-    Case(
-        "EaasEngineDown",
-        {f"up{{{ENGINE}}}": "1x10 0x100"},
-        "2m",
-        True,
-        {"job": "eaas-attention-client", "instance": "there:7005"},
-    ),
-    Case(
-        "EaasEngineDown",
-        UP | {f"eaas_passes_compiled{{{ENDPOINT}}}": "0x100"},
-        "2m",
-        True,
-        {"job": "eaas-attention-client"},
-    ),
+    Case("EaasEngineDown", down(ENGINE), "2m", True, {**ENGINE_JOB, "instance": "there:7005"}),
+    Case("EaasEngineDown", UP | COMPILES, "2m", True, ENGINE_JOB),
     Case("EaasEngineDown", UP, "2m", False),  # vLLM serves.
-    Case("EaasEngineDown", {f"up{{{ENGINE}}}": "1x10 0x100"}, "1m", False),
+    Case("EaasEngineDown", down(ENGINE), "1m", False),
     Case("EaasRequestsMove", moved("lost", "0+1x400"), "20m", True),
     Case("EaasRequestsMove", moved("lost", "0x60 3x300"), "20m", False),  # Once.
     Case("EaasRequestsMove", moved("draining", "0+1x400"), "20m", False),
@@ -144,6 +132,10 @@ CASES = [
 ]
 
 
+def promtool(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["promtool", *words], capture_output=True, text=True, timeout=60)
+
+
 def judge(rules: Path, cases: list[Case]) -> subprocess.CompletedProcess[str]:
     """Run promtool over the rules and cases; it names the cases that fail."""
     tests = []
@@ -157,9 +149,7 @@ def judge(rules: Path, cases: list[Case]) -> subprocess.CompletedProcess[str]:
     file = rules.parent / "test.yaml"
     document = {"rule_files": [str(rules)], "evaluation_interval": "5s", "tests": tests}
     file.write_text(yaml.safe_dump(document))
-    return subprocess.run(
-        ["promtool", "test", "rules", str(file)], capture_output=True, text=True, timeout=60
-    )
+    return promtool("test", "rules", file)
 
 
 @pytest.fixture
@@ -176,12 +166,7 @@ def bare(tmp_path: Path) -> Path:
 @needs_promtool
 def test_promtool_accepts_the_files() -> None:
     for what, name in (("rules", "alerts.yaml"), ("config", "prometheus.yml")):
-        done = subprocess.run(
-            ["promtool", "check", what, str(FILE.parent / name)],
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        done = promtool("check", what, FILE.parent / name)
         assert done.returncode == 0, done.stdout + done.stderr
         assert f"{len(RULES)} rules found" in done.stdout
 

@@ -43,21 +43,18 @@ def index(status: int, body: bytes, path: str = "/whl/torch/") -> Iterator[str]:
         server.server_close()
 
 
-@pytest.mark.parametrize("slash", ["", "/"])
-def test_an_index_with_torch_answers(slash: str) -> None:
-    with index(200, b'<a href="torch-2.13.0%2Bcpu-cp311-cp311-linux_x86_64.whl">') as url:
-        assert answers(url + slash, {})
+WHEEL = b'<a href="torch-2.13.0%2Bcpu-cp311-cp311-linux_x86_64.whl">'
 
 
-@pytest.mark.parametrize(("status", "body"), [(404, b""), (503, b"torch-1"), (200, b"Sign in")])
-def test_a_refusal_or_another_page_is_no_index(status: int, body: bytes) -> None:
+@pytest.mark.parametrize(
+    ("status", "body", "is_index"),
+    [(200, WHEEL, True), (404, b"", False), (503, b"torch-1", False), (200, b"Sign in", False)],
+)
+def test_an_index_with_torch_answers(status: int, body: bytes, is_index: bool) -> None:
     with index(status, body) as url:
-        assert not answers(url, {})
-
-
-@pytest.mark.parametrize("url", ["", "no URL", "http://[", "http://127.0.0.1:{port}"])
-def test_without_an_answer_there_is_no_index(url: str) -> None:
-    assert not answers(url.replace("{port}", str(free_port())), {})
+        assert answers(url, {}) == answers(f"{url}/", {}) == is_index
+    for nobody in (url, "", "no URL", "http://[", f"http://127.0.0.1:{free_port()}"):
+        assert not answers(nobody, {})
 
 
 def test_a_server_of_another_protocol_is_no_index() -> None:
@@ -82,7 +79,7 @@ def test_the_index_is_asked_through_pips_proxy() -> None:
         assert answers("http://torch.invalid/whl", {"proxy": [proxy]})
 
 
-def test_the_nearer_of_pips_settings_holds() -> None:
+def test_the_nearer_of_pips_settings_holds_and_becomes_an_option_of_uv() -> None:
     listed = (
         "global.index-url='https://far.example/simple'\n"
         "global.extra-index-url='https://a.example https://b.example'\n"
@@ -93,33 +90,17 @@ def test_the_nearer_of_pips_settings_holds() -> None:
         ":env:.disable-pip-version-check='1'\n"
     )
     settings = pip_settings(listed)
-    assert settings["index-url"] == ["https://near.example/simple"]
-    assert settings["extra-index-url"] == ["https://a.example", "https://b.example"]
-    assert settings["find-links"] == ["/wheels", "/more"]
     assert "format" not in settings
-
-
-def test_pips_settings_become_options_of_uv() -> None:
-    settings = {
-        "index-url": ["https://near.example/simple"],
-        "extra-index-url": ["https://a.example", "https://b.example"],
-        "find-links": ["/wheels"],
-        "disable-pip-version-check": ["1"],
-        "default-timeout": ["60"],
-        "proxy": ["http://proxy.example:3128"],
-    }
     assert uv_options(settings) == [
         *("--default-index", "https://near.example/simple"),
         *("--index", "https://a.example", "--index", "https://b.example"),
-        *("--find-links", "/wheels"),
+        *("--find-links", "/wheels", "--find-links", "/more"),
     ]
+    settings = {"default-timeout": ["60"], "proxy": ["http://proxy.example:3128"]}
     proxy = {"HTTP_PROXY": "http://proxy.example:3128", "HTTPS_PROXY": "http://proxy.example:3128"}
     assert uv_variables(settings) == {"UV_HTTP_TIMEOUT": "60", **proxy}
-
-
-@pytest.mark.parametrize(("value", "options"), [("1", ["--no-index"]), ("false", [])])
-def test_no_index_is_a_switch(value: str, options: list[str]) -> None:
-    assert uv_options({"no-index": [value]}) == options
+    assert uv_options(settings) == uv_options({"no-index": ["false"]}) == []
+    assert uv_options({"no-index": ["1"]}) == ["--no-index"]
 
 
 def test_a_machine_without_a_compiler_gets_one_line_and_no_environment(tmp_path: Path) -> None:

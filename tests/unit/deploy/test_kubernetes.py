@@ -43,10 +43,14 @@ def the(name: str) -> dict[str, Any]:
 WORKLOADS = [o for o in OBJECTS if o["kind"] == "Deployment"]
 
 
+def pod_of(workload: dict[str, Any]) -> dict[str, Any]:
+    pod: dict[str, Any] = workload["spec"]["template"]["spec"]
+    return pod
+
+
 def containers(workload: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    pod = workload["spec"]["template"]["spec"]
-    yield from pod.get("initContainers", [])
-    yield from pod["containers"]
+    yield from pod_of(workload).get("initContainers", [])
+    yield from pod_of(workload)["containers"]
 
 
 def test_every_file_is_applied() -> None:
@@ -63,7 +67,7 @@ def test_the_schema(manifest: dict[str, Any]) -> None:
 @pytest.mark.parametrize("workload", WORKLOADS, ids=name_of)
 def test_pods_are_restricted(workload: dict[str, Any]) -> None:
     """Pods meet the namespace's `pod-security.kubernetes.io/enforce: restricted`."""
-    pod = workload["spec"]["template"]["spec"]
+    pod = pod_of(workload)
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     # A Service `eaas-...` would set names of settings in the pod.
@@ -115,7 +119,7 @@ def test_commands_are_those_of_the_program(workload: dict[str, Any]) -> None:
 @pytest.mark.parametrize("workload", WORKLOADS, ids=name_of)
 def test_variables_are_settings(workload: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """The settings accept the variables; the port of the probes is the container's."""
-    (container,) = workload["spec"]["template"]["spec"]["containers"]
+    (container,) = pod_of(workload)["containers"]
     for variable in container["env"]:
         monkeypatch.setenv(variable["name"], variable.get("value", "1"))
     settings = load_config()
@@ -128,7 +132,7 @@ def test_variables_are_settings(workload: dict[str, Any], monkeypatch: pytest.Mo
 @pytest.mark.parametrize("workload", WORKLOADS, ids=name_of)
 def test_every_role_has_its_own_certificate(workload: dict[str, Any]) -> None:
     """Files have the names that `Identity` reads, and only the pod's user can read them."""
-    pod = workload["spec"]["template"]["spec"]
+    pod = pod_of(workload)
     container = pod["containers"][0]
     role = container["command"][1]
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
@@ -144,8 +148,7 @@ def test_every_role_has_its_own_certificate(workload: dict[str, Any]) -> None:
 
 
 def test_the_endpoint_asks_for_a_key() -> None:
-    (workload,) = [w for w in WORKLOADS if w["metadata"]["name"] == "frontend"]
-    pod = workload["spec"]["template"]["spec"]
+    pod = pod_of(the("Deployment/frontend"))
     (keys,) = [v["secret"] for v in pod["volumes"] if v["name"] == "keys"]
     assert keys == {"secretName": "api-keys", "defaultMode": 0o440}
     (container,) = pod["containers"]
@@ -237,37 +240,37 @@ def built_with(component: str, tmp_path: Path) -> dict[str, dict[str, Any]]:
     return built
 
 
+SERVING = ("expert-server", "attention-client", "frontend")
+
+
 def test_one_node(tmp_path: Path) -> None:
     """All pods fit on one machine."""
     built = built_with("one-node", tmp_path)
-    for name in ("Deployment/expert-server", "Deployment/attention-client", "Deployment/frontend"):
-        pod = built[name]["spec"]["template"]["spec"]
+    for name in SERVING:
+        pod = pod_of(built[f"Deployment/{name}"])
         assert "topologySpreadConstraints" not in pod
         assert pod["containers"][0]["resources"]["requests"]["cpu"] == "100m"
 
 
 def test_a_gpu_for_each_expert_server(tmp_path: Path) -> None:
     built = built_with("gpu", tmp_path)
-    for name in ("Deployment/expert-server", "Deployment/attention-client", "Deployment/frontend"):
-        (container,) = built[name]["spec"]["template"]["spec"]["containers"]
-        limits, environment = container["resources"]["limits"], container["env"]
-        has_gpu = name == "Deployment/expert-server"
-        assert (limits.get("nvidia.com/gpu") == "1") == has_gpu
+    for name in SERVING:
+        (container,) = pod_of(built[f"Deployment/{name}"])["containers"]
+        has_gpu = name == "expert-server"
+        assert (container["resources"]["limits"].get("nvidia.com/gpu") == "1") == has_gpu
         device = {"name": "EAAS_EXPERT_SERVER__DEVICE", "value": "cuda"}
-        assert (device in environment) == has_gpu
+        assert (device in container["env"]) == has_gpu
 
 
 def test_a_checkpoint_of_your_own(tmp_path: Path) -> None:
     built = built_with("checkpoint", tmp_path)
-    for name in ("Deployment/expert-server", "Deployment/attention-client", "Deployment/frontend"):
-        assert built[name]["metadata"]["namespace"] == "eaas"
-        pod = built[name]["spec"]["template"]["spec"]
+    mount = {"name": "models", "mountPath": "/models/demo", "readOnly": True}
+    for name in SERVING:
+        workload = built[f"Deployment/{name}"]
+        assert workload["metadata"]["namespace"] == "eaas"
+        pod = pod_of(workload)
         assert "initContainers" not in pod
         assert pod["volumes"][0]["persistentVolumeClaim"]["claimName"] == "checkpoint"
         (container,) = pod["containers"]
-        assert container["volumeMounts"][0] == {
-            "name": "models",
-            "mountPath": "/models/demo",
-            "readOnly": True,
-        }
+        assert container["volumeMounts"][0] == mount
         assert container["image"] == "registry.example.com/expert-as-a-service:0.1.0"

@@ -70,35 +70,27 @@ def test_the_time_before_the_limit_is_enough_to_drain() -> None:
     assert int(seconds) > ExpertServerConfig().drain_timeout_s + 20
 
 
-def keep(tmp_path: Path, command: str) -> subprocess.CompletedProcess[str]:
+@pytest.mark.parametrize(
+    ("ends", "status", "lives"),
+    [
+        ("[[ $(wc -l < lives) == 3 ]]", 0, 3),
+        # A role that always fails is given up.
+        ("exit 2", 2, 6),
+        # Slurm sends it to both; a role that it ends in disorder does not start again.
+        ("kill -TERM $PPID; exit 1", 0, 1),
+    ],
+)
+def test_a_role_that_fails_starts_again_until_it_is_drained(
+    tmp_path: Path, ends: str, status: int, lives: int
+) -> None:
     """The script's loop around a role, with a role of ours."""
     begin = TEXT.index("keep() {")
     function = TEXT[begin : TEXT.index("\n}\n", begin) + 3]
-    script = f"{function}\nsleep() {{ :; }}\ncd {tmp_path}\nkeep bash -c '{command}'"
-    return subprocess.run(
-        ["bash", "-c", script],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={"SLURMD_NODENAME": "node1", "PATH": "/usr/bin:/bin"},
-    )
-
-
-def test_a_role_that_fails_starts_again_until_it_is_drained(tmp_path: Path) -> None:
-    done = keep(tmp_path, "echo x >> lives; [[ $(wc -l < lives) == 3 ]]")
-    assert done.returncode == 0
-    assert (tmp_path / "lives").read_text().count("x") == 3
-    assert done.stderr.count("starts again") == 2
-
-
-def test_a_role_that_always_fails_is_given_up(tmp_path: Path) -> None:
-    done = keep(tmp_path, "echo x >> lives; exit 2")
-    assert done.returncode == 2
-    assert (tmp_path / "lives").read_text().count("x") == 6
-
-
-def test_sigterm_ends_role_and_loop(tmp_path: Path) -> None:
-    """Slurm sends it to both; a role that it ends in disorder does not start again."""
-    done = keep(tmp_path, "echo x >> lives; kill -TERM $PPID; exit 1")
-    assert done.returncode == 0
-    assert (tmp_path / "lives").read_text().count("x") == 1
+    role = f"bash -c 'echo x >> lives; {ends}'"
+    script = f"{function}\nsleep() {{ :; }}\ncd {tmp_path}\nkeep {role}"
+    environment = {"SLURMD_NODENAME": "node1", "PATH": "/usr/bin:/bin"}
+    words = ["bash", "-c", script]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, env=environment)
+    assert done.returncode == status
+    assert (tmp_path / "lives").read_text().count("x") == lives
+    assert done.stderr.count("starts again") == lives - 1

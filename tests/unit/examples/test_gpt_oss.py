@@ -109,20 +109,3 @@ def test_continuous_batching_takes_a_token_of_each_answer(
     ]
     # The third answer begins in the step after the first one's last.
     assert maker.batched(queue).ravel().tolist() == [0, 10, 11, 20, 12, 21, 13]
-
-
-@pytest.mark.parametrize(
-    ("subject", "domain"),
-    [
-        ("gpqa_main/statistical mechanics", "science"),
-        ("mmlu_dev/formal_logic", "mathematics"),
-        ("mmlu_dev/logical_fallacies", "humanities"),
-        ("mmlu_dev/high_school_computer_science", "computing"),
-        ("mmlu_dev/medical_genetics", "health"),
-        ("mmlu_dev/us_foreign_policy", "law"),
-        ("mmlu_dev/professional_accounting", "society"),
-        ("mmlu_dev/global_facts", "other"),
-    ],
-)
-def test_each_subject_has_a_domain(maker: ModuleType, subject: str, domain: str) -> None:
-    assert maker.domain_of(subject) == domain
