@@ -1,7 +1,5 @@
 """Digests of experts' bytes if servers disagree: the decision, and the planner's actions."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

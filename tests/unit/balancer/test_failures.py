@@ -1,7 +1,5 @@
 """The loss of servers, nodes and racks, and upgrades, in simulated time with the live planner."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The planner's decisions, case by case."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

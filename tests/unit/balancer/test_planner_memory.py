@@ -1,7 +1,5 @@
 """Servers come, leave and die with scarce memory: no server is told to hold more than it can."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np
@@ -108,9 +106,7 @@ def test_a_server_needed_for_its_memory_cannot_drain() -> None:
     room=st.integers(6, 12),
     redundancy=st.integers(1, 3),
 )
-def test_in_any_history_no_server_exceeds_its_memory(
-    seed: int, steps: int, room: int, redundancy: int
-) -> None:
+def test_in_any_history_no_server_exceeds_its_memory(seed, steps, room, redundancy) -> None:
     rng = random.Random(seed)
     world = started("s1", "s2", "s3", room=room, redundancy=redundancy)
     for _ in range(steps):

@@ -1,7 +1,5 @@
 """Proposed placements: the same roll-out, the same guarantees."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 
@@ -195,9 +193,7 @@ def test_a_wanted_placement_of_other_servers_is_laid_out_anew() -> None:
 
 
 @given(seed=st.integers(0, 2**32), steps=st.integers(0, 150), remembers=st.booleans())
-def test_any_history_with_proposals_ends_covered_and_followed(
-    seed: int, steps: int, remembers: bool
-) -> None:
+def test_any_history_with_proposals_ends_covered_and_followed(seed, steps, remembers) -> None:
     """`World` checks at each step and publication that no client loses an expert."""
     rng = random.Random(seed)
     world = settled("s1", "s2", "s3", clients=("c", "d"))

@@ -1,7 +1,5 @@
 """Servers get experts according to clients' reports of reach."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -22,11 +20,7 @@ SETS = st.frozensets(st.sampled_from(SERVERS))
     placed=SETS,
     clients=st.dictionaries(st.sampled_from("wxyz"), st.tuples(SETS, SETS)),
 )
-def test_the_rule(
-    servers: frozenset[str],
-    placed: frozenset[str],
-    clients: dict[str, tuple[frozenset[str], frozenset[str]]],
-) -> None:
+def test_the_rule(servers, placed, clients) -> None:
     placed &= servers
     cut = {c: over & servers for c, (over, _) in clients.items()}
     missing = {c: (over | more) & servers for c, (over, more) in clients.items()}
@@ -58,13 +52,7 @@ def test_the_rule(
     redundancy=st.integers(1, 3),
     room=st.none() | st.integers(4, 30),
 )
-def test_partitions_get_replicas(
-    seed: int,
-    partitions: frozenset[frozenset[str]],
-    able: frozenset[str],
-    redundancy: int,
-    room: int | None,
-) -> None:
+def test_partitions_get_replicas(seed, partitions, able, redundancy, room) -> None:
     rng = np.random.default_rng(seed)
     holds_LSE = rng.random((2, 3, 5)) < 0.4
     holds_LSE[:, 0] |= ~holds_LSE.any(axis=1)

@@ -1,6 +1,4 @@
-"""Repairs of a placement."""
-
-from __future__ import annotations
+"""The spread policy, and repairs of a placement."""
 
 import numpy as np
 import pytest
@@ -50,9 +48,7 @@ def least_loads(had_SE: np.ndarray, now_SE: np.ndarray, replicas: int) -> int:
     st.lists(st.tuples(st.sampled_from(["join", "leave"]), st.integers(0, 99)), max_size=8),
 )
 @example(3, 6, 19, 3, [("leave", 58)])
-def test_only_what_must_move_does(
-    layers: int, servers: int, experts: int, redundancy: int, steps: list[tuple[str, int]]
-) -> None:
+def test_only_what_must_move_does(layers, servers, experts, redundancy, steps) -> None:
     """Along any history of servers that join and leave, each step loads as little as its counts allow."""
     holds_LSE, _ = spread(layers, experts, servers, min(redundancy, servers))
     for what, which in steps:
@@ -87,9 +83,7 @@ def test_a_first_placement_needs_no_repair(servers: int, redundancy: int) -> Non
 
 
 @given(worlds(), st.data())
-def test_orphans_are_restored_and_nothing_else_changes(
-    world: tuple[np.ndarray, int], data: st.DataObject
-) -> None:
+def test_orphans_are_restored_and_nothing_else_changes(world, data) -> None:
     holds_LSE, _ = world
     servers = holds_LSE.shape[1]
     alive_S = np.array(data.draw(st.lists(st.booleans(), min_size=servers, max_size=servers)))
@@ -99,3 +93,53 @@ def test_orphans_are_restored_and_nothing_else_changes(
     assert (next_LSE >= holds_LSE).all()
     orphan_LE = ~holds_LSE[:, alive_S].any(axis=1)
     assert ((next_LSE & ~holds_LSE).sum(axis=1) == orphan_LE).all()
+
+
+@st.composite
+def arguments(draw: st.DrawFn) -> tuple[int, int, int, int]:
+    servers = draw(st.integers(1, 9))
+    return (
+        draw(st.integers(1, 6)),
+        draw(st.integers(1, 40)),
+        servers,
+        draw(st.integers(1, servers)),
+    )
+
+
+@given(arguments())
+def test_every_expert_is_on_as_many_servers_as_asked_and_loads_are_level(args) -> None:
+    num_layers, num_experts, servers, redundancy = args
+    holds_LSE, shares_LSE = spread(*args)
+    assert holds_LSE.shape == shares_LSE.shape == (num_layers, servers, num_experts)
+    assert (holds_LSE.dtype, shares_LSE.dtype) == (np.bool_, np.float32)
+    assert (holds_LSE.sum(axis=1) == redundancy).all()
+    count_LS = holds_LSE.sum(axis=2)
+    assert (count_LS.max(axis=1) - count_LS.min(axis=1) <= 1).all()
+    assert (shares_LSE[holds_LSE] == np.float32(1 / redundancy)).all()
+    assert (shares_LSE[~holds_LSE] == 0).all()
+    np.testing.assert_allclose(shares_LSE.sum(axis=1), 1, rtol=1e-6)
+
+
+@given(arguments())
+@example((5, 34, 9, 3))  # Sharing alone would put one server ahead.
+def test_totals_over_the_layers_are_level(args: tuple[int, int, int, int]) -> None:
+    holds_LSE, _ = spread(*args)
+    total_S = holds_LSE.sum(axis=(0, 2))
+    # The layers alone would allow a difference of 1 in each.
+    assert total_S.max() - total_S.min() <= 2
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "num_experts", "servers", "redundancy"),
+    [(4, 8, 3, 2), (4, 8, 4, 2), (16, 64, 5, 2), (24, 60, 7, 2), (16, 64, 6, 3), (8, 256, 8, 2)],
+)
+def test_the_load_of_a_lost_server_falls_on_all_others_alike(
+    num_layers: int, num_experts: int, servers: int, redundancy: int
+) -> None:
+    holds_LSE, _ = spread(num_layers, num_experts, servers, redundancy)
+    held_LSE = holds_LSE.astype(np.int64)
+    shared_SS = np.einsum("lse,lte->st", held_LSE, held_LSE)
+    for lost in range(servers):
+        others_S = np.delete(shared_SS[lost], lost)
+        assert others_S.min() > 0
+        assert others_S.max() - others_S.min() <= max(3, 0.1 * others_S.mean())

@@ -1,7 +1,5 @@
 """The spare slots' rounds: what servers are told, in which order, and what clients hear."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -187,9 +185,7 @@ def test_only_what_a_server_holds_is_published(world: World, fault: str) -> None
 
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.DATA_LOSS, grpc.StatusCode.UNIMPLEMENTED])
-def test_a_server_that_cannot_gets_none_in_this_placement(
-    world: World, code: grpc.StatusCode
-) -> None:
+def test_a_server_that_cannot_gets_none_in_this_placement(world, code) -> None:
     """Its copy of the checkpoint is damaged, or its release is older."""
     world.servers["s1"].refuses = {"no": code}
     for _ in range(3):

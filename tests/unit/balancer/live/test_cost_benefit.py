@@ -1,7 +1,5 @@
 """The cost-benefit evaluator."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -81,9 +79,7 @@ def test_from_spread_to_the_bound_in_one_plan(policy: str, redundancy: int) -> N
 # Of CRAFT's plans, each of them from scratch, a second one may be better in earnest.
 @pytest.mark.parametrize("policy", ["fractional", "eplb", "scalpel"])
 @pytest.mark.parametrize("redundancy", [1, 2])
-def test_on_stationary_traffic_no_expert_moves_after_the_first_plan(
-    policy: str, redundancy: int
-) -> None:
+def test_on_stationary_traffic_no_expert_moves_after_the_first_plan(policy, redundancy) -> None:
     traffic = Traffic(seed=3)
     wanted = replace(LIVE, policy=policy, redundancy=redundancy)
     layout = spread(L, E, S, redundancy)
@@ -173,9 +169,7 @@ def bools(*shape: int) -> st.SearchStrategy[np.ndarray]:
 
 
 @given(primary=bools(2, 5, 7), held=bools(2, 5, 7), redundancy=st.integers(1, 6))
-def test_backups_are_added_where_there_is_room(
-    primary: np.ndarray, held: np.ndarray, redundancy: int
-) -> None:
+def test_backups_are_added_where_there_is_room(primary, held, redundancy) -> None:
     primary[:, 0] |= ~primary.any(axis=1)
     wanted = min(redundancy, 5)
     cap_LS = np.maximum(primary.sum(axis=2), 2)

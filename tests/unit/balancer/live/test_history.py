@@ -1,7 +1,5 @@
 """The history of decisions."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

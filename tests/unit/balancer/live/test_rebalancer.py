@@ -1,7 +1,5 @@
 """The rebalancer over many intervals, with the planner's roll-outs, in simulated time."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,6 +1,4 @@
-"""The choice of spare replicas for a live cluster."""
-
-from __future__ import annotations
+"""The choice of spare replicas for a live cluster, and stages of a layout within memory."""
 
 from dataclasses import replace
 
@@ -10,6 +8,8 @@ from hypothesis import strategies as st
 
 from balancer.live.spares import choose, scenarios
 from balancer.planner.layout import Situation
+from balancer.planner.stages import stages
+from balancer.policies.moves import ordered_moves
 from eaas.minmax import levels
 from eaas.spares import SpareReplicas
 
@@ -37,9 +37,7 @@ def skewed(seed: int, now: Situation) -> np.ndarray:
 
 
 @given(st.integers(0, 2**32), st.integers(1, 3), st.integers(2, 6), st.integers(2, 12))
-def test_one_new_replica_a_server_and_layer(
-    seed: int, layers: int, servers: int, experts: int
-) -> None:
+def test_one_new_replica_a_server_and_layer(seed, layers, servers, experts) -> None:
     now = situation(seed, layers, servers, experts)
     load_BLE = skewed(seed, now)
     found = choose(now, load_BLE, SpareReplicas(EPOCH, {"gone": frozenset({(0, 0)})}), now.servers)
@@ -92,3 +90,42 @@ def test_scenarios_join_small_steps(tokens: list[int], servers: int) -> None:
     assert total == 0 or total in lasts
     if not len(found):
         assert 2 * sum(tokens) < 2 * 400 * servers
+
+
+L, S, E = 2, 3, 6
+
+
+def layout(rng: np.random.Generator, spare: int) -> np.ndarray:
+    """Each expert on one server, some on more; each server holds E / S + spare of a layer at most."""
+    holds_LSE = np.zeros((L, S, E), bool)
+    for layer in range(L):
+        for place, expert in enumerate(rng.permutation(E)):
+            holds_LSE[layer, place % S, expert] = True
+        for _ in range(spare):
+            free = np.argwhere(~holds_LSE[layer])
+            s, e = free[rng.integers(len(free))]
+            if holds_LSE[layer, s].sum() < E // S + spare:
+                holds_LSE[layer, s, e] = True
+    return holds_LSE
+
+
+@given(seed=st.integers(0, 2**32), spare=st.integers(0, 2), more=st.integers(0, 2))
+def test_every_stage_fits_and_covers(seed: int, spare: int, more: int) -> None:
+    rng = np.random.default_rng(seed)
+    now, then = layout(rng, spare), layout(rng, spare)
+    shares, then_shares = (h / h.sum(axis=1, keepdims=True) for h in (now, then))
+    cap = E // S + spare + more
+    capacity_S = np.full(S, L * cap)
+    moves = ordered_moves(now, then, np.full((L, S), cap))
+    found = stages(now, shares, then, then_shares, moves, capacity_S)
+    assert (found[-1][0] == then).all()
+    before = now
+    for holds, share in found:
+        assert holds.any(axis=1).all()
+        assert ((share > 0) == holds).all()
+        assert np.allclose(share.sum(axis=1), 1)
+        peak_S = (before | holds).sum(axis=(0, 2))
+        # One too many where experts are exchanged without a free slot (see `ordered_moves`).
+        assert (peak_S <= capacity_S + (L if cap == E // S + spare else 0)).all()
+        before = holds
+    assert stages(now, shares, then, then_shares, moves, None)[0][0] is then

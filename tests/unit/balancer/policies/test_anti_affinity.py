@@ -1,7 +1,5 @@
 """Replicas of an expert are on different nodes wherever the counts allow it, and in different racks."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -66,9 +64,7 @@ def cluster(draw: st.DrawFn) -> np.ndarray:
     policy=st.sampled_from(["spread", "fractional"]),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_no_expert_is_alone_unless_it_must_be(
-    node_S: np.ndarray, experts: int, more: float, loads: str, policy: str, seed: int
-) -> None:
+def test_no_expert_is_alone_unless_it_must_be(node_S, experts, more, loads, policy, seed) -> None:
     servers = len(node_S)
     slots = min(servers * experts, experts + int(more * experts))
     load_LE = np.ones((2, experts))

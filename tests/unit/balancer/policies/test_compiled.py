@@ -1,8 +1,5 @@
 """The border to the compiled loops: what C could read or write out of bounds is refused."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -52,9 +49,7 @@ def test_fitting_arrays_are_filled() -> None:
     ],
     ids=["short", "long", "deep", "gaps", "type"],
 )
-def test_an_array_of_another_size_or_type_is_refused(
-    name: str, spoil: Callable[[np.ndarray], np.ndarray]
-) -> None:
+def test_an_array_of_another_size_or_type_is_refused(name, spoil) -> None:
     given_arrays = arrays()
     before = given_arrays["server"].copy()
     given_arrays[name] = spoil(given_arrays[name])

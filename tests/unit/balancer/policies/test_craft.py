@@ -1,7 +1,5 @@
 """CRAFT: each algorithm against a plain version, the paper's figures, and the overall gain."""
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Callable
@@ -84,9 +82,7 @@ def test_one_batch_is_replayed_as_many_are() -> None:
     st.integers(0, 5),
     st.booleans(),
 )
-def test_the_allotment_is_the_best_of_all(
-    gain_KL: list[list[int]], budget: int, limit: int, printed: bool
-) -> None:
+def test_the_allotment_is_the_best_of_all(gain_KL, budget, limit, printed) -> None:
     replicas = [1, 2, 4]
     table = benefit([list(map(float, row)) for row in gain_KL], replicas, limit)
     found_L = allocate(table, budget, printed=printed)
@@ -180,9 +176,7 @@ def replayed(counts_ILE: npt.NDArray[np.generic], found: Plan) -> float:
     ("regime", "seen", "unseen"),
     [("skewed", 0.80, 0.79), ("flips", 0.83, 0.82)],
 )
-def test_most_of_the_gain_for_a_seventh_of_the_replicas(
-    regime: str, seen: float, unseen: float
-) -> None:
+def test_most_of_the_gain_for_a_seventh_of_the_replicas(regime, seen, unseen) -> None:
     # The regime's first state: a flip between the windows is nobody's to foresee.
     counts_ILE = generate_trace(replace(REGIMES[regime], change="none"), iterations=128).counts_ILE
     window_WLE, next_WLE = np.split(counts_ILE, 2)

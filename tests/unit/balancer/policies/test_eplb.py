@@ -1,7 +1,5 @@
 """EPLB against a slow, plain one; what goes beyond DeepSeek's inputs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -79,9 +77,7 @@ def legal(draw: st.DrawFn) -> tuple[npt.NDArray[np.float64], int, int, int, int]
 @given(legal())
 # All further replicas are the first expert's, as with DeepSeek's; each on a server of its own.
 @example((np.zeros((2, 4)), 8, 1, 1, 4))
-def test_counts_and_loads_are_those_of_the_slow_one(
-    given_: tuple[npt.NDArray[np.float64], int, int, int, int],
-) -> None:
+def test_counts_and_loads_are_those_of_the_slow_one(given_) -> None:
     weight, replicas, groups, nodes, servers = given_
     phy2log, log2phy, logcnt = rebalance_experts(*given_)
     per_server = phy2log.reshape(2, servers, -1)

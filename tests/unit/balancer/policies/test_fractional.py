@@ -1,7 +1,5 @@
 """The policy that places for the split."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np
@@ -94,9 +92,7 @@ def test_a_plan_from_any_holds_keeps_the_rules(drawn: Situation, seed: int) -> N
     ("servers", "slots", "experts"),
     [(32, 288, 256), (64, 320, 256), (256, 512, 256), (288, 576, 256), (7, 44, 37), (3, 11, 8)],
 )
-def test_par_is_one_wherever_servers_have_a_slot_to_spare(
-    kind: str, servers: int, slots: int, experts: int
-) -> None:
+def test_par_is_one_wherever_servers_have_a_slot_to_spare(kind, servers, slots, experts) -> None:
     load_LE = loads_of(kind, np.random.default_rng(7), 3, experts)
     planned = plan("fractional", load_LE, servers, slots)
     assert planned.par_L.max() <= 1.001
@@ -158,9 +154,7 @@ def test_moves_that_do_not_pay_are_not_planned() -> None:
 
 
 @given(situations(), st.integers(1, 4), st.integers(0, 6), st.booleans())
-def test_the_cross_node_limit_is_kept(
-    drawn: Situation, nodes: int, limit: int, from_something: bool
-) -> None:
+def test_the_cross_node_limit_is_kept(drawn, nodes, limit, from_something) -> None:
     load_LE, servers, slots_S, speeds_S = drawn
     nodes_S = np.arange(servers) % nodes
     current = plan("spread", load_LE, servers, slots_S) if from_something else None

@@ -1,7 +1,5 @@
 """Policies of other packages, found by their entry points."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

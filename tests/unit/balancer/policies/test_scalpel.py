@@ -1,7 +1,5 @@
 """ScalpeLB: its parts by hand, its cycles, and the competition's entry point."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 
@@ -37,9 +35,7 @@ def par_of(load_LE: Float, holds_LSE: npt.NDArray[np.bool_]) -> Float:
 
 
 @given(hnp.arrays(np.int64, (7, 2, 5), elements=st.integers(0, 100)), st.sampled_from([0.0, 1.5]))
-def test_the_weight_is_mean_and_std_or_that_of_a_ramp(
-    window_WLE: npt.NDArray[np.int64], k: float
-) -> None:
+def test_the_weight_is_mean_and_std_or_that_of_a_ramp(window_WLE, k) -> None:
     plain_LE = window_WLE.mean(axis=0) + k * window_WLE.std(axis=0)
     np.testing.assert_allclose(planning_weight(window_WLE, k, 1.1), plain_LE, atol=1e-5)
     ramp_W = np.arange(1, 8) / 28

@@ -1,7 +1,5 @@
 """Spare slots: the choice is nearly the best one, moves little, and never touches the placement."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

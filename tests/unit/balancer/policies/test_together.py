@@ -1,7 +1,5 @@
 """Layers whose experts' loads move together are planned for all iterations of the window."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -73,9 +71,7 @@ def test_other_changes_are_left_to_the_forecast(kind: str) -> None:
 
 
 @given(st.integers(2, 6), st.integers(0, 2**32), st.booleans())
-def test_two_experts_that_peak_together_go_to_different_servers(
-    servers: int, seed: int, spare: bool
-) -> None:
+def test_two_experts_that_peak_together_go_to_different_servers(servers, seed, spare) -> None:
     """Each server begins with a pair that is hot in the same iterations, at one of `servers` times."""
     rng = np.random.default_rng(seed)
     experts, order_E = 2 * servers, rng.permutation(2 * servers)
@@ -113,9 +109,7 @@ def test_shares_do_not_depend_on_the_order_of_the_iterations(seed: int) -> None:
 
 
 @given(st.integers(0, 2**32), st.floats(0, 0.1), st.integers(1, 40), st.booleans())
-def test_loads_pay_their_price_and_the_rules_are_kept(
-    seed: int, price: float, iterations: int, alike: bool
-) -> None:
+def test_loads_pay_their_price_and_the_rules_are_kept(seed, price, iterations, alike) -> None:
     rng = np.random.default_rng(seed)
     servers, experts = int(rng.integers(1, 7)), int(rng.integers(1, 20))
     slots_S = rng.integers(0, 6, servers)
@@ -143,9 +137,7 @@ def test_loads_pay_their_price_and_the_rules_are_kept(
 
 
 @pytest.mark.parametrize("price", [0.0005, 1000.0])
-def test_a_placement_that_nobody_planned_is_left_for_a_better_one_if_that_pays(
-    price: float,
-) -> None:
+def test_a_placement_that_nobody_planned_is_left_for_a_better_one_if_that_pays(price) -> None:
     load_LTE, held_LSE, problem = never_planned()
     layout = lay_out(problem, price, load_LTE=load_LTE)
     before_L = objective(load_LTE, held_LSE.astype(float), np.ones(16))

@@ -1,7 +1,5 @@
 """Ids of tokens' experts are told from counts of tokens by expert."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -44,9 +42,7 @@ def test_ids_are_known_as_such(shape: tuple[int, int, int, int], dtype: Any) -> 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("tokens", [1, 7, 64])
-def test_counts_of_the_same_routing_are_counts(
-    shape: tuple[int, int, int, int], tokens: int
-) -> None:
+def test_counts_of_the_same_routing_are_counts(shape, tokens) -> None:
     counts_ILE = count_token_ids(token_ids(*shape), shape[3], tokens)
     assert counts_ILE.sum() == shape[0] * shape[1] * shape[2]
     assert not are_token_ids(counts_ILE)
