@@ -1,7 +1,5 @@
 """Each alert rule, by promtool: series that must fire it, and similar series that must not."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The check of the pins finds a contradiction that a CPU build of torch hides."""
 
-from __future__ import annotations
-
 import functools
 import os
 import subprocess
@@ -57,9 +55,7 @@ def wheel(index: Path, name: str, version: str, *requires: str) -> None:
 
 
 @pytest.mark.parametrize(("pin", "status"), [("3.7.1", 0), ("3.9.0", 1)])
-def test_pins_that_contradict_one_another_fail(
-    pin: str, status: int, index: str, tmp_path: Path
-) -> None:
+def test_pins_that_contradict_one_another_fail(pin, status, index, tmp_path) -> None:
     (tmp_path / "pyproject.toml").write_text(PROJECT)
     (tmp_path / "constraints.txt").write_text(f"torch==2.1\ntriton=={pin}\n")
     done = subprocess.run(

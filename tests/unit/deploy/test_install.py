@@ -1,12 +1,12 @@
-"""Set-up: pip's configuration in uv's words, PyTorch's index first, and a machine that lacks something."""
-
-from __future__ import annotations
+"""Set-up: pip's configuration in uv's words, PyTorch's index first, what a machine or an image lacks."""
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
 import threading
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -139,3 +139,20 @@ def test_an_installation_that_did_not_end_is_done_again_from_the_start(tmp_path:
         )
         assert done.returncode == status, done.stderr
     assert ["--reinstall" in line for line in log.read_text().splitlines()] == [False, True, False]
+
+
+def test_the_files_that_the_image_gets_are_enough_to_build(tmp_path: Path) -> None:
+    for line in (ROOT / "deploy/Dockerfile.dockerignore").read_text().splitlines():
+        if line.startswith("!"):
+            source, target = ROOT / line[1:], tmp_path / line[1:]
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if source.is_dir():
+                shutil.copytree(source, target, ignore=shutil.ignore_patterns("*.so", "*.pyc"))
+            else:
+                shutil.copy(source, target)
+    # It reads each source, and each header that one includes.
+    subprocess.run([sys.executable, "setup.py", "-q", "egg_info"], cwd=tmp_path, check=True)
+    [top] = tmp_path.glob("*.egg-info/top_level.txt")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    names = project["tool"]["setuptools"]["packages"]["find"]["include"]
+    assert set(top.read_text().split()) == {name.removesuffix("*") for name in names}

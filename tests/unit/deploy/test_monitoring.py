@@ -1,7 +1,5 @@
 """The files of Prometheus and Grafana name existing services, ports, data sources and metrics."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The batch script for Slurm: its syntax, its commands, and its loop around a role."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess
@@ -80,9 +78,7 @@ def test_the_time_before_the_limit_is_enough_to_drain() -> None:
         ("kill -TERM $PPID; exit 1", 0, 1),
     ],
 )
-def test_a_role_that_fails_starts_again_until_it_is_drained(
-    tmp_path: Path, ends: str, status: int, lives: int
-) -> None:
+def test_a_role_that_fails_starts_again_until_it_is_drained(tmp_path, ends, status, lives) -> None:
     """The script's loop around a role, with a role of ours."""
     begin = TEXT.index("keep() {")
     function = TEXT[begin : TEXT.index("\n}\n", begin) + 3]

@@ -1,7 +1,5 @@
 """Every `eaas ...` command of the documents exists, with its options."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every error that docs/faq.md quotes is in the code, word for word except for `...`."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

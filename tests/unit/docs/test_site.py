@@ -1,7 +1,5 @@
 """Links of the documents: as the site shows them, and whether their targets exist."""
 
-from __future__ import annotations
-
 import inspect
 import logging
 import pydoc

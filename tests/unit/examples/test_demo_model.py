@@ -1,7 +1,5 @@
 """The shipped demo model: its size, and continuations of the prompt's domain."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,6 @@
-"""Traces on an autoscaled group: against fixed groups, and the paper's figure."""
+"""Traces on an autoscaled group, whose requests share the servers."""
 
-from __future__ import annotations
-
+import math
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from simulator.autoscaling.savings import (
     paper_traffic,
     study,
 )
-from simulator.autoscaling.serving import ServerModel
+from simulator.autoscaling.serving import Load, ServerModel, SharedServers
 from simulator.autoscaling.traffic import Traffic
 
 CONFIG = AutoscalerConfig(max_servers=32)
@@ -121,9 +120,7 @@ def test_the_figure_of_the_paper() -> None:
     st.integers(2, 5),
     st.floats(0, 120),
 )
-def test_coverage_and_cooldown_always_hold(
-    requests: list[tuple[float, int]], servers: int, fewest: int, change_s: float
-) -> None:
+def test_coverage_and_cooldown_always_hold(requests, servers, fewest, change_s) -> None:
     arrival_s_R = np.cumsum([pause for pause, _ in requests])
     arrival_s_R -= arrival_s_R[0]
     outputs_R = np.array([output for _, output in requests])
@@ -135,3 +132,73 @@ def test_coverage_and_cooldown_always_hold(
     assert min(outcome.sizes) >= fewest
     assert set(np.abs(np.diff(outcome.sizes))) <= {1}
     assert outcome.server_hours >= fewest * outcome.seconds / 3600 * (1 - 1e-9)
+
+
+# 100 tokens a second at most, ten a second for each request, ten of a prompt at a time.
+SHARED = ServerModel(tokens_per_s=100.0, token_s=0.1, prompt_tokens=10)
+
+
+def served(group: SharedServers, seconds: float) -> Load:
+    left = seconds
+    while left > 0:
+        step = min(left, group.next_s())
+        group.advance(step)
+        left -= step
+    return group.take_load()
+
+
+def test_no_request_and_one() -> None:
+    idle = served(SharedServers(SHARED, 3), 2.0)
+    assert (idle.utilization, idle.token_s, idle.capacity) == (0.0, None, 600.0)
+    group = SharedServers(SHARED, 1)
+    group.arrive(25, 20)
+    # 25 tokens of a prompt are two steps and a half.
+    assert group.next_s() == pytest.approx(0.25)
+    load = served(group, 1.25)
+    assert (load.computed, load.outputs) == (pytest.approx(35), pytest.approx(10))
+    assert load.utilization == pytest.approx(35 / 125)
+    assert load.token_s == pytest.approx(0.1)
+    assert load.slowed == 0
+    assert served(group, 5.0).outputs == pytest.approx(10)
+    assert group.requests == 0
+    assert math.isinf(group.next_s())
+
+
+def test_more_than_there_is_slows_all_alike() -> None:
+    group = SharedServers(SHARED, 1)
+    for _ in range(20):
+        group.arrive(0, 30)
+    load = served(group, 3.0)
+    assert load.utilization == 1.0
+    assert load.token_s == pytest.approx(0.2)
+    assert load.slowed == load.outputs == pytest.approx(300)
+    group.servers = 2
+    load = served(group, 1.5)
+    assert load.token_s == pytest.approx(0.1)
+    assert load.slowed == 0
+    assert group.requests == 0
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 3), st.integers(0, 500), st.integers(0, 50), st.integers(1, 4)),
+        max_size=40,
+    )
+)
+def test_every_token_is_computed_once(arrivals) -> None:
+    """For any arrivals and servers nothing is lost, and no more than the capacity is done."""
+    group = SharedServers(SHARED, 1)
+    total = Load()
+    for pause, prompt, output, servers in arrivals:
+        load = served(group, pause)
+        assert load.computed <= load.capacity * (1 + 1e-9) + 1e-6
+        total.add(load)
+        group.arrive(prompt, output)
+        group.servers = servers
+    total.add(served(group, 10_000.0))
+    assert group.requests == 0
+    asked = sum(prompt + output for _, prompt, output, _ in arrivals)
+    assert total.computed == pytest.approx(asked, rel=1e-6, abs=1e-3)
+    assert total.outputs == pytest.approx(sum(a[2] for a in arrivals), rel=1e-6, abs=1e-3)
+    assert total.outputs == 0 or total.token_s >= SHARED.token_s * (1 - 1e-9)

@@ -1,13 +1,13 @@
 """Comparisons: rows in the requested order, scored against EPLB every 1,024 iterations."""
 
-from __future__ import annotations
-
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from eaas.errors import ConfigError
+from scripts import script
 from simulator import compare
 from simulator.placement.calibration import deviations
 from simulator.placement.losses import Losses
@@ -64,9 +64,7 @@ def test_rows(trace: Trace) -> None:
         ({"slots": 15}, "slots 15"),
     ],
 )
-def test_wrong_arguments_are_refused_before_the_first_replay(
-    trace: Trace, wrong: dict[str, Any], named: str
-) -> None:
+def test_wrong_arguments_are_refused_before_the_first_replay(trace, wrong, named) -> None:
     arguments: dict[str, Any] = {"policies": ["eplb"], "servers": [2], "intervals": [9], **wrong}
     told: list[float] = []
     with pytest.raises(ConfigError, match=named):
@@ -120,3 +118,12 @@ def test_policies_that_know_the_nodes_lose_nothing_with_two_replicas() -> None:
     assert {"node_loss", "rack_loss"} <= found.document()["rows"][0].keys()
     with pytest.raises(ConfigError, match="9 nodes in 1 racks"):
         compare(trace, ["spread"], servers=[8], intervals=[8], nodes=9)
+
+
+def test_compare_policies(capsys: pytest.CaptureFixture[str]) -> None:
+    comparison = script(Path(__file__).parents[3] / "examples" / "compare_policies.py").main()
+    scores = {run.policy: comparison.score(run) for run in comparison.replays}
+    assert max(scores, key=scores.__getitem__) == "fractional+split"
+    shown = capsys.readouterr().out
+    assert "planned PAR 1.0000" in shown
+    assert len(shown.splitlines()) == 4

@@ -1,7 +1,5 @@
 """Routing arithmetic: the guide's worked numbers, scalar versions, and invariants."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import product
 from typing import Any

@@ -1,7 +1,5 @@
 """Spare slots in a replay: what they gain, and what their transfers take."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

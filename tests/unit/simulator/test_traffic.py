@@ -1,7 +1,5 @@
 """Traces are read, or refused with the number of the wrong line."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The comparison: the paper's table, the form of its document, and workers that fail."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import threading

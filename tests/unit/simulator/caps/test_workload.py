@@ -1,7 +1,5 @@
 """Arrivals and loads match their parameters, also those of recorded routing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -117,9 +115,7 @@ def test_loads_are_those_of_the_traces(two: list[Path]) -> None:
         np.testing.assert_allclose(share_LE, [share_E] * LAYERS, atol=0.01)
 
 
-def test_choosing_pays_where_domains_differ_and_not_where_they_do_not(
-    two: list[Path], tmp_path: Path
-) -> None:
+def test_choosing_pays_where_domains_differ_and_not_where_they_do_not(two, tmp_path) -> None:
     def gain(paths: list[Path]) -> float:
         entries = [("fcfs", "true"), ("greedy_variance", "true")]
         cell = run_cell("bursty", 400, 200.0, 1, entries, routing=[str(p) for p in paths])
@@ -139,9 +135,7 @@ def test_choosing_pays_where_domains_differ_and_not_where_they_do_not(
         (np.ones((2, 2, 1), np.uint8), "has one expert per layer"),
     ],
 )
-def test_traces_that_do_not_fit_are_refused(
-    two: list[Path], tmp_path: Path, counts_ILE: np.ndarray, said: str
-) -> None:
+def test_traces_that_do_not_fit_are_refused(two, tmp_path, counts_ILE, said) -> None:
     other = tmp_path / "other.npz"
     write_trace(Trace(counts_ILE.astype(np.uint8)), other)
     paths = [other] if counts_ILE.shape[2] == 1 else [*two, other]

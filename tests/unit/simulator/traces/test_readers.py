@@ -1,9 +1,6 @@
 """Traces survive writing and reading, from all formats; one clear error for each mistake."""
 
-from __future__ import annotations
-
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -108,9 +105,7 @@ def test_nothing_is_left_where_writing_fails(tmp_path: Path) -> None:
     dtype=st.sampled_from([np.uint8, np.int16, np.int32, np.int64, np.float32]),
     seed=st.integers(0, 99),
 )
-def test_ids_are_counted_by_iteration(
-    tmp_path: Path, suffix: str, total: int, per: int, dtype: Any, seed: int
-) -> None:
+def test_ids_are_counted_by_iteration(tmp_path, suffix, total, per, dtype, seed) -> None:
     ids_TLK = some_ids(total, seed=seed)
     path = save(tmp_path / f"x{suffix}", ids_TLK.astype(dtype))
     read = read_trace(path, Meaning("ids", EXPERTS, per))
@@ -125,9 +120,7 @@ def test_ids_are_counted_by_iteration(
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_counts_of_few_experts_are_believed_and_those_of_many_are_known(
-    tmp_path: Path, suffix: str
-) -> None:
+def test_counts_of_few_experts_are_believed_and_those_of_many_are_known(tmp_path, suffix) -> None:
     few = np.arange(60).reshape(5, 3, 4)
     path = save(tmp_path / f"few{suffix}", few)
     for meaning in (Meaning("counts"), Meaning("counts", experts=4)):
@@ -170,9 +163,7 @@ def test_counts_of_few_experts_are_believed_and_those_of_many_are_known(
         (some_ids(9), Meaning("ids", 8, name="b"), "no array 'b'"),
     ],
 )
-def test_one_clear_error_for_each_mistake(
-    tmp_path: Path, suffix: str, values: Any, meaning: Meaning, named: str
-) -> None:
+def test_one_clear_error_for_each_mistake(tmp_path, suffix, values, meaning, named) -> None:
     # safetensors' names of types are its own.
     named = named.replace("bool", "BOOL" if suffix == ".safetensors" else "bool")
     assert named in refusal(save(tmp_path / f"x{suffix}", values), meaning)
@@ -201,9 +192,7 @@ def test_one_of_several_arrays_is_chosen_by_name(tmp_path: Path, suffix: str) ->
     ],
 )
 @pytest.mark.parametrize("suffix", [".npz", ".csv"])
-def test_a_trace_that_says_what_it_is_is_believed(
-    tmp_path: Path, suffix: str, meaning: Meaning, named: str
-) -> None:
+def test_a_trace_that_says_what_it_is_is_believed(tmp_path, suffix, meaning, named) -> None:
     path = tmp_path / f"x{suffix}"
     write_trace(trace(), path)
     for fine in (Meaning(), Meaning("counts"), Meaning("counts", 3), Meaning(experts=3)):
@@ -305,9 +294,7 @@ def pickled(path: Path) -> None:
         ("x.safetensors", lambda path: save_torch({"a": SHORT}, path), "array a: holds BF16"),
     ],
 )
-def test_what_no_writer_makes(
-    tmp_path: Path, name: str, write: Callable[[Path], object], named: str
-) -> None:
+def test_what_no_writer_makes(tmp_path, name, write, named) -> None:
     path = tmp_path / name
     write(path)
     assert named in refusal(path, Meaning("counts"))

@@ -1,7 +1,5 @@
 """Recording: every routed token of every forward pass is counted, padding is not."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """SGLang's dumps, made with torch.save as SGLang makes them, are read without torch and run no code."""
 
-from __future__ import annotations
-
 import zipfile
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`eaas trace`: its output, and one line and exit code 2 for a mistake."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -96,9 +94,7 @@ def test_info_against_published_figures(tmp_path: Path) -> None:
         (["compare", "made.npz", "--plot", "x.pdf"], ".png"),
     ],
 )
-def test_mistakes(
-    made: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], named: str
-) -> None:
+def test_mistakes(made, monkeypatch, words, named) -> None:
     monkeypatch.chdir(made.parent)
     np.save("ids.npy", np.tile(np.array([5, 2]), (90, 3, 1)))
     before = sorted(path.name for path in Path().iterdir())
