@@ -1,7 +1,5 @@
 """aiperf: its command line, its output, and disagreements of token counts."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json
@@ -87,9 +85,7 @@ def test_a_correct_run_has_no_disagreement(tmp_path: Path) -> None:
         (STOPPED, entry(output=23), "an answer of 23 tokens, under min_tokens"),
     ],
 )
-def test_a_disagreement_is_named(
-    tmp_path: Path, asked: Asked, second: dict[str, Any] | None, told: str
-) -> None:
+def test_a_disagreement_is_named(tmp_path, asked, second, told) -> None:
     entries = [entry()] + ([second] if second else [])
     (wrong,) = disagreements(read_row(asked, write(tmp_path, entries)))
     assert wrong.startswith(told)
@@ -130,9 +126,7 @@ def test_runs_of_aiperf_become_one_document(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("script", "told"), [(None, "does not exist"), ("echo oh; exit 3", "status 3:\noh")]
 )
-def test_an_aiperf_that_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str | None, told: str
-) -> None:
+def test_an_aiperf_that_fails(tmp_path, monkeypatch, script, told) -> None:
     monkeypatch.chdir(tmp_path)
     program = tmp_path / "aiperf"
     if script:

@@ -1,6 +1,4 @@
-"""The page on scale has the figures' command; the benchmark's parts, at a small size."""
-
-from __future__ import annotations
+"""Benchmarks of scale and of failures at a small size, and sums over known rounds."""
 
 import json
 import subprocess
@@ -9,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.failover import Strike, lost
 from benchmarks.scale.cluster import Sizes
 from benchmarks.scale.failures import simulate_failures, simulate_upgrade
+from eaas_cli.bench.load import Asked, LoadResult
+from eaas_cli.bench.stream import Answer
 
 ROOT = Path(__file__).parents[3]
 SMALL = Sizes(24, 12, 3, clients=2, layers=1, experts=24)
@@ -71,3 +72,39 @@ def test_the_whole_at_a_small_size() -> None:
     assert monitor["storm"]["snapshots"] > 50
     assert monitor["watched"]["watched_per_s"] > 0
     assert len(document["balancer"]["policies"]) == 5
+
+
+def round_of(began: float, seconds: float, gap: float = 0.0, text: str = "x") -> LoadResult:
+    """100 tokens in ten pieces, evenly, but for a gap in the middle."""
+    step = (seconds - gap) / 10
+    stamps = tuple(began + step * (i + 1) + (gap if i >= 5 else 0.0) for i in range(10))
+    answer = Answer(began, began + seconds, text, 100, stamps)
+    return LoadResult(began, began + seconds, (Asked(0, began, answer),))
+
+
+def strike(gap: float, cpu_s: float = 0.0, text: str = "x") -> Strike:
+    """A round of 10 s, and one in which nothing comes for so long, from the middle on."""
+    quiet, faulted = round_of(100.0, 10.0), round_of(200.0, 10.0 + gap, gap, text)
+    return Strike("kill", "expert-server-1", 205.1, 205.1 + gap, cpu_s, quiet, faulted)
+
+
+def test_a_pause_is_a_loss() -> None:
+    sums = lost([strike(2.5), strike(2.5)], cores=2)
+    assert sums["tokens_per_s_quiet"] == pytest.approx(10.0)
+    assert sums["tokens_per_s_faulted"] == pytest.approx(8.0)
+    assert sums["gross"] == pytest.approx(0.2)
+    assert sums["seconds_per_fault"] == pytest.approx(2.5)
+    assert sums["beyond_capacity"] == pytest.approx(0.2)
+    assert sums["gross_error"] == pytest.approx(0.0)
+    # 20 % and nothing: the mean of the two is as far from either as it is uncertain.
+    assert lost([strike(2.5), strike(0.0)], cores=2)["gross_error"] == pytest.approx(0.1)
+    # Processor time of replacements is lost capacity.
+    sums = lost([strike(2.5, cpu_s=2.5)], cores=2)
+    assert sums["capacity"] == pytest.approx(2.5 / (2 * 12.5))
+    assert sums["beyond_capacity"] == pytest.approx(0.1)
+
+
+def test_a_different_text_is_wrong_and_stalls_are_within_a_stream() -> None:
+    assert [strike(0.0).wrong, strike(0.0, text="y").wrong] == [0, 1]
+    assert strike(2.5).faulted.stall_s == pytest.approx(3.5)
+    assert LoadResult(0.0, 1.0, ()).stall_s == 0.0
