@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from balancer.policies.repair import repair, restore
@@ -106,6 +106,7 @@ def arguments(draw: st.DrawFn) -> tuple[int, int, int, int]:
     )
 
 
+@settings(max_examples=150)
 @given(arguments())
 def test_every_expert_is_on_as_many_servers_as_asked_and_loads_are_level(args) -> None:
     num_layers, num_experts, servers, redundancy = args

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from balancer import policies
@@ -168,6 +168,7 @@ def bools(*shape: int) -> st.SearchStrategy[np.ndarray]:
     return st.integers(0, 2**32).map(lambda s: np.random.default_rng(s).random(shape) < 0.3)
 
 
+@settings(max_examples=150)
 @given(primary=bools(2, 5, 7), held=bools(2, 5, 7), redundancy=st.integers(1, 6))
 def test_backups_are_added_where_there_is_room(primary, held, redundancy) -> None:
     primary[:, 0] |= ~primary.any(axis=1)

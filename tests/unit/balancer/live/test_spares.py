@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from balancer.live.spares import choose, scenarios
@@ -109,6 +109,7 @@ def layout(rng: np.random.Generator, spare: int) -> np.ndarray:
     return holds_LSE
 
 
+@settings(max_examples=200)
 @given(seed=st.integers(0, 2**32), spare=st.integers(0, 2), more=st.integers(0, 2))
 def test_every_stage_fits_and_covers(seed: int, spare: int, more: int) -> None:
     rng = np.random.default_rng(seed)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from balancer.policies import names, plan
@@ -56,6 +56,7 @@ def cluster(draw: st.DrawFn) -> np.ndarray:
     )
 
 
+@settings(max_examples=150)
 @given(
     node_S=cluster(),
     experts=st.integers(1, 40),
@@ -86,6 +87,7 @@ def test_no_expert_is_alone_unless_it_must_be(node_S, experts, more, loads, poli
         assert (after.par_L <= before.par_L * (1 + 1e-6)).all()
 
 
+@settings(max_examples=150)
 @given(
     node_S=cluster(),
     experts=st.integers(1, 24),

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from balancer.policies import Plan, plan
@@ -76,6 +76,7 @@ def test_one_batch_is_replayed_as_many_are() -> None:
     np.testing.assert_allclose(one.gain_KL, two.gain_KL, atol=1e-6)
 
 
+@settings(max_examples=150)
 @given(
     st.lists(st.lists(st.integers(-3, 9), min_size=3, max_size=3), min_size=3, max_size=3),
     st.integers(0, 13),
@@ -126,6 +127,7 @@ def test_automatic_factor_has_the_highest_gain_per_replica() -> None:
     assert auto.holds_LSE.sum() >= 64
 
 
+@settings(max_examples=100)
 @given(st.data())
 def test_capacities_differ_by_one_in_a_layer_and_over_all(data: st.DataObject) -> None:
     servers, layers = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 6))

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -74,6 +74,7 @@ def legal(draw: st.DrawFn) -> tuple[npt.NDArray[np.float64], int, int, int, int]
     return weight, replicas, groups, nodes, servers
 
 
+@settings(max_examples=200)
 @given(legal())
 # All further replicas are the first expert's, as with DeepSeek's; each on a server of its own.
 @example((np.zeros((2, 4)), 8, 1, 1, 4))
@@ -141,6 +142,7 @@ def test_the_published_example() -> None:
     assert plan("eplb-hierarchical", WEIGHT, 8, 16, groups=4, nodes=2).holds_LSE.sum() == 32
 
 
+@settings(max_examples=100)
 @given(
     weight=hnp.arrays(np.float64, (2, 9), elements=st.integers(0, 30).map(float)),
     replicas=st.integers(9, 36),

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from balancer.policies import FractionalBalancer, Plan, plan
@@ -62,6 +62,7 @@ def split_par(load_LE: np.ndarray, holds_LSE: np.ndarray, speeds_S: np.ndarray) 
     return np.divide(layers, mean_L, out=np.ones_like(mean_L), where=mean_L > 0)
 
 
+@settings(max_examples=200)
 @given(situations())
 def test_a_plan_from_nothing_keeps_the_rules_with_the_best_split(drawn: Situation) -> None:
     load_LE, servers, slots_S, speeds_S = drawn
@@ -75,6 +76,7 @@ def test_a_plan_from_nothing_keeps_the_rules_with_the_best_split(drawn: Situatio
     np.testing.assert_allclose(planned.par_L, best_L, rtol=2e-4)
 
 
+@settings(max_examples=200)
 @given(situations(), st.integers(0, 2**32))
 def test_a_plan_from_any_holds_keeps_the_rules(drawn: Situation, seed: int) -> None:
     load_LE, servers, slots_S, speeds_S = drawn
@@ -114,6 +116,7 @@ def test_a_changed_load_is_balanced_again_with_few_loads() -> None:
         assert 0 < after.transit < 3 * slots * part
 
 
+@settings(max_examples=200)
 @given(
     st.integers(0, 2**32),
     st.integers(1, 9),
@@ -153,6 +156,7 @@ def test_moves_that_do_not_pay_are_not_planned() -> None:
     assert saved_s > priced.transit * 0.05
 
 
+@settings(max_examples=100)
 @given(situations(), st.integers(1, 4), st.integers(0, 6), st.booleans())
 def test_the_cross_node_limit_is_kept(drawn, nodes, limit, from_something) -> None:
     load_LE, servers, slots_S, speeds_S = drawn

@@ -30,6 +30,7 @@ def placed(draw: st.DrawFn) -> tuple[Float, npt.NDArray[np.int64], Float, Compac
     return load_LE, slots_LS, speeds_S, place(load_LE, count_LE, slots_LS, speeds_S)
 
 
+@settings(max_examples=200)
 @given(placed())
 def test_every_slot_is_used_by_an_expert_that_is_not_there(given_) -> None:
     _, slots_LS, _, found = given_
@@ -38,6 +39,7 @@ def test_every_slot_is_used_by_an_expert_that_is_not_there(given_) -> None:
     assert (held_LSE.sum(axis=1) == found.count_LE).all()
 
 
+@settings(max_examples=200)
 @given(placed(), st.integers(0, 9))
 def test_refining_keeps_counts_and_never_raises_the_peak(given_, budget) -> None:
     load_LE, slots_LS, speeds_S, first = given_
@@ -61,6 +63,7 @@ def test_greedy_is_refined() -> None:
     assert later.layout().server_load(load_LE).max() == 15
 
 
+@settings(max_examples=100)
 @given(
     replicas=hnp.arrays(np.float64, (3, 7), elements=_LOAD),
     total=st.integers(7, 28),
@@ -91,6 +94,7 @@ def drawn(seed: int) -> tuple[np.ndarray, np.ndarray]:
     return holds_LSE, np.where(holds_LSE, rng.random(shape), 0.0)
 
 
+@settings(max_examples=100)
 @given(SEEDS)
 def test_it_is_the_dense_layout(seed: int) -> None:
     holds_LSE, shares_LSE = drawn(seed)
@@ -109,6 +113,7 @@ def test_it_is_the_dense_layout(seed: int) -> None:
     assert added_L.tolist() == (holds_LSE & ~before_LSE).sum(axis=(1, 2)).tolist()
 
 
+@settings(max_examples=100)
 @given(SEEDS)
 def test_parts_join_and_replicas_come_in_any_order(seed: int) -> None:
     holds_LSE, shares_LSE = drawn(seed)

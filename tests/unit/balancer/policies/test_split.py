@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from balancer.policies import plan
@@ -29,6 +29,7 @@ def placements(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return load_BE, shares_SE, speeds_S
 
 
+@settings(max_examples=150)
 @given(placements(), st.booleans())
 def test_no_split_is_better_says_the_linear_program(drawn, with_backlog: bool) -> None:
     load_BE, shares_SE, speeds_S = drawn
@@ -48,6 +49,7 @@ def test_no_split_is_better_says_the_linear_program(drawn, with_backlog: bool) -
     assert full_S.max() <= best * (1 + 1e-6) + 1e-9
 
 
+@settings(max_examples=100)
 @given(placements())
 def test_levels_are_what_the_splits_come_to(drawn) -> None:
     load_BE, shares_SE, speeds_S = drawn
@@ -94,6 +96,7 @@ def test_wrong_arguments_are_named(arguments, name: str) -> None:
         split(*arguments)
 
 
+@settings(max_examples=100)
 @given(
     st.lists(st.integers(0, 50), min_size=1, max_size=8),
     st.integers(1, 5),
@@ -172,6 +175,7 @@ def test_no_placement_at_all_is_below_it(data: st.DataObject) -> None:
         assert bound == pytest.approx(best / (load_E.sum() / speeds_S.sum()))
 
 
+@settings(max_examples=200)
 @given(st.data())
 def test_servers_without_slots_only_raise_the_mean(data: st.DataObject) -> None:
     """The bound is that of the other servers alone, over the mean of all: exact where that one is."""
@@ -192,6 +196,14 @@ def test_servers_without_slots_only_raise_the_mean(data: st.DataObject) -> None:
     )
     ratio = speeds_S.sum() / speeds_S[usable_S].sum()
     assert bound == pytest.approx(par_bound(alone) * ratio)
+
+
+def test_servers_without_slots_do_not_count_even_if_they_are_the_fastest() -> None:
+    # 7 on a server of speed 1, over a mean of 7 / 3.5.
+    assert par_bound(make_problem([[7, 0]], 3, [1, 1, 0], None, [1.0, 1.0, 1.5])) == [3.5]
+    # Layers may differ.
+    slots_LS = [[2, 2, 0], [2, 2, 2], [0, 0, 2]]
+    assert par_bound(make_problem(np.ones((3, 2)), 3, slots_LS)) == pytest.approx([1.5, 1.0, 3.0])
 
 
 @pytest.mark.parametrize("policy", ["fractional", "spread", "eplb", "scalpel", "craft"])

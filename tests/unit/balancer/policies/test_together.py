@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from balancer.policies import FractionalBalancer, plan
@@ -108,6 +108,7 @@ def test_shares_do_not_depend_on_the_order_of_the_iterations(seed: int) -> None:
     assert (values[0] <= objective(load_LTE, first.shares_LSE, np.ones(6)) + 1e-4).all()
 
 
+@settings(max_examples=100)
 @given(st.integers(0, 2**32), st.floats(0, 0.1), st.integers(1, 40), st.booleans())
 def test_loads_pay_their_price_and_the_rules_are_kept(seed, price, iterations, alike) -> None:
     rng = np.random.default_rng(seed)

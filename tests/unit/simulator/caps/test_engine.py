@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attention_client.scheduler import RequestQueue, strategy
@@ -65,6 +65,7 @@ def slow(
     return finish, events
 
 
+@settings(max_examples=300)
 @given(
     st.lists(st.tuples(st.integers(0, 12), st.integers(0, 3)), min_size=1, max_size=40),
     st.integers(1, 6),
