@@ -1,7 +1,5 @@
 """A loop with a trivial kernel and no threads: the test acts as the client."""
 
-from __future__ import annotations
-
 import shutil
 import time
 from collections.abc import Callable, Iterator

@@ -3,8 +3,6 @@
 The client is the test: it reads and writes slots with the same checks as the real one (`Bench.take`).
 """
 
-from __future__ import annotations
-
 import itertools
 import tracemalloc
 
@@ -167,9 +165,7 @@ def test_row_16_an_answer_to_the_former_owner_is_none_to_the_next(bench) -> None
 
 
 @pytest.mark.parametrize("comes", [True, False], ids=["late", "never"])
-def test_row_17_data_behind_its_flag_is_waited_for_once(
-    bench, monkeypatch: pytest.MonkeyPatch, comes: bool
-) -> None:
+def test_row_17_data_behind_its_flag_is_waited_for_once(bench, monkeypatch, comes) -> None:
     """Row 17: flag visible before data: with the checksum on it is caught, re-read, then
     quarantined (by the client, on INTERNAL).
     """

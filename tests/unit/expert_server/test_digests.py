@@ -1,7 +1,5 @@
 """Digests cover all bytes of an expert, and nothing else."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -93,9 +91,7 @@ def test_digests_do_not_depend_on_shards(arch: str, demo: Demo) -> None:
     assert whole.shape == cut.shape
 
 
-def test_experts_in_one_tensor_have_the_digests_of_experts_in_one_each(
-    demo: Demo, tmp_path: Path
-) -> None:
+def test_experts_in_one_tensor_have_the_digests_of_experts_in_one_each(demo, tmp_path) -> None:
     path = Path(shutil.copytree(demo("qwen3_moe"), tmp_path / "fused"))
     before = digests_of(Checkpoint.open(path))
     tensors = load_file(path / "model.safetensors")

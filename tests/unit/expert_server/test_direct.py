@@ -1,7 +1,5 @@
 """The direct path: the same answers, headers, counters and refusals as the ordinary one."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator
@@ -189,9 +187,7 @@ def test_any_other_header_has_the_ordinary_verdict(field: str, data) -> None:
 
 @pytest.mark.parametrize("layer", range(LAYERS))
 @pytest.mark.parametrize("is_direct", [True, False])
-def test_a_missing_expert_is_refused_with_the_epoch_until_it_is_loaded(
-    layer: int, is_direct: bool
-) -> None:
+def test_a_missing_expert_is_refused_with_the_epoch_until_it_is_loaded(layer, is_direct) -> None:
     world = World(8, torch.float32, is_direct)
     world.write(world.header(layer=layer), 0)
     offset = world.arena.request_offset(1)

@@ -1,7 +1,5 @@
 """The server's end of a real gRPC stream, without a loop."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 
@@ -58,9 +56,7 @@ def test_an_unknown_connection(endpoint: Endpoint) -> None:
     assert code(endpoint.stream(grant)) == grpc.StatusCode.FAILED_PRECONDITION
 
 
-def test_a_frame_is_written_and_the_streams_end_frees_the_slots(
-    endpoint: Endpoint,
-) -> None:
+def test_a_frame_is_written_and_the_streams_end_frees_the_slots(endpoint) -> None:
     grant = endpoint.grant()
     stream = endpoint.stream(grant, frame(grant, 1))
     eventually(lambda: endpoint.state(1) == SlotState.WRITTEN)

@@ -1,15 +1,19 @@
-"""A load waits for the end of a batch, but not for ever."""
+"""A load waits for the end of a batch, but not for ever, in threads of low priority."""
 
-from __future__ import annotations
-
+import os
+import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from expert_server.experts.load_throttling import LoadThrottle
+from expert_server.weights.background import compute_alone, step_back
 
 
 class World:
@@ -71,9 +75,7 @@ def test_an_always_busy_server_still_loads(seconds: list[float]) -> None:
     seconds=st.lists(piece_s, min_size=2, max_size=40),
     edges=st.lists(st.floats(0, 1), max_size=20, unique=True),
 )
-def test_no_piece_begins_during_a_batch_without_a_pause(
-    seconds: list[float], edges: list[float]
-) -> None:
+def test_no_piece_begins_during_a_batch_without_a_pause(seconds, edges) -> None:
     edges.sort()
     world = World(list(zip(edges[::2], edges[1::2], strict=False)))
     done = world.pieces(seconds)
@@ -102,3 +104,32 @@ def test_waiting_for_a_disk_needs_no_pause() -> None:
     throttle.wait()
     # A pause for the time asleep would take 5 s.
     assert time.monotonic() - began < 4.0
+
+
+def niceness() -> int:
+    return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+
+@pytest.mark.parametrize("begin", [step_back, compute_alone])
+def test_only_the_thread_itself_has_low_priority(begin: Callable[[], None]) -> None:
+    before = niceness()
+    with ThreadPoolExecutor(1, initializer=begin) as thread:
+        assert thread.submit(niceness).result() == min(19, before + 10)
+        with ThreadPoolExecutor(1, initializer=begin) as nested:
+            assert nested.submit(niceness).result() <= 19
+    assert niceness() == before
+    with ThreadPoolExecutor(1) as another:
+        assert another.submit(niceness).result() == before
+
+
+def test_torch_computes_with_one_thread_there_and_with_all_elsewhere() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with ThreadPoolExecutor(1, initializer=compute_alone) as thread:
+            assert thread.submit(torch.get_num_threads).result() == 1
+        with ThreadPoolExecutor(1) as another:
+            assert another.submit(torch.get_num_threads).result() == 2
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

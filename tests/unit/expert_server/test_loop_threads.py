@@ -1,7 +1,5 @@
 """The loop and its clients in threads, while slots are revoked."""
 
-from __future__ import annotations
-
 import random
 import threading
 import time
@@ -18,9 +16,7 @@ CLIENTS, CALLS = 3, 60
 
 @pytest.mark.parametrize("is_direct", [False, True])
 @pytest.mark.parametrize("batching", ["immediate", "window", "all"])
-def test_slots_change_hands_under_load(
-    benches, native_kernel, batching: str, is_direct: bool
-) -> None:
+def test_slots_change_hands_under_load(benches, native_kernel, batching, is_direct) -> None:
     """The direct path takes no checksums."""
     bench = benches(batching, window_s=0.002, kernel=native_kernel if is_direct else None)
     bench.loop._clock = time.monotonic

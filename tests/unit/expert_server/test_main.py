@@ -82,9 +82,7 @@ def test_quantised_weights_have_an_error(reader: ExpertReader) -> None:
     assert 0.1 < percent[Quantization.INT8] < 2 < percent[Quantization.INT4] < 25
 
 
-def test_an_expert_without_an_error_is_named(
-    reader: ExpertReader, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_expert_without_an_error_is_named(reader, monkeypatch) -> None:
     read = reader.read
 
     def damaged(layer: int, experts: list[int]) -> Iterator[tuple[int, ExpertWeights]]:
@@ -140,9 +138,7 @@ def test_a_taken_port_leaves_nothing_behind(start: Callable[[int], None]) -> Non
         start(taken.getsockname()[1])
 
 
-def test_no_memory_for_the_arena_leaves_nothing_behind(
-    start: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_memory_for_the_arena_leaves_nothing_behind(start, monkeypatch) -> None:
     def full(*_arguments: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -1,7 +1,5 @@
 """The server's end of the nixl transport, over a real stream and a real agent."""
 
-from __future__ import annotations
-
 import mmap
 import queue
 import time
@@ -190,9 +188,7 @@ def test_slots_stay_reserved_after_an_unclean_end(endpoint: Endpoint) -> None:
     peer.end()
 
 
-def test_slots_of_a_leaving_client_are_free_at_once(
-    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slots_of_a_leaving_client_are_free_at_once(endpoint, monkeypatch) -> None:
     monkeypatch.setattr(nixl_endpoint, "GRACE_S", 1e6)
     grant = endpoint.grant(slots=4)
     peer = Peer(endpoint, grant)

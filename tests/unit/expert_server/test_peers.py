@@ -1,7 +1,5 @@
 """A checkpoint read from peers that break off, send wrong bytes, or have none."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 from collections.abc import Callable, Iterator
@@ -242,9 +240,7 @@ def test_adjacent_places_form_runs(steps: list[tuple[int, int]], most_bytes: int
         assert following[0][0] > sum(run[-1]) or together > most_bytes
 
 
-def test_adjacent_tensors_are_read_in_one_stream_and_two_streams_at_once(
-    checkpoint: Paths, start: Start
-) -> None:
+def test_adjacent_tensors_are_read_in_one_stream_and_two_streams_at_once(checkpoint, start) -> None:
     path = checkpoint("qwen3_moe")
     peer, address = start(path)
     reader = PeerReader(lambda: [address])
@@ -261,9 +257,7 @@ def test_adjacent_tensors_are_read_in_one_stream_and_two_streams_at_once(
 
 
 @pytest.mark.parametrize("arch", ["qwen3_moe", "gpt_oss", "mixtral"])
-def test_a_checkpoint_of_peers_equals_the_local_one(
-    arch: str, checkpoint: Paths, start: Start
-) -> None:
+def test_a_checkpoint_of_peers_equals_the_local_one(arch, checkpoint, start) -> None:
     """Also if one tensor holds all experts, and if conversion rules apply."""
     path = checkpoint(arch)
     peer, address = start(path)

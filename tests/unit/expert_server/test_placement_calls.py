@@ -1,9 +1,8 @@
-"""Placement calls of the balancer, and their refusals."""
-
-from __future__ import annotations
+"""Calls of the balancer, and their refusals."""
 
 import threading
 from collections.abc import Callable, Collection, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -15,6 +14,7 @@ from eaas.rpc.v1 import common_pb2
 from eaas.rpc.v1 import expert_pb2 as pb
 from eaas.types import ModelShape
 from expert_server.experts.placements import PlacementHandler
+from expert_server.load_report.hotness import HotnessHandler, carried
 from waiting import eventually
 
 SHAPE = ModelShape("tiny", 4, 64, 2, ("l0", "l1"), "float32", "digest")
@@ -444,3 +444,45 @@ def test_a_lost_device_ends_the_server_and_a_full_one_is_not_a_damaged_checkpoin
     with pytest.raises(Refused, match="UNAVAILABLE: the device failed"):
         handler.PreparePlacement(share, Context())  # type: ignore[arg-type]
     assert len(lost) == 2
+
+
+E = 8
+INTERFACES = """Inter-| Receive            | Transmit
+ face |bytes packets and six more|bytes packets and so on
+    lo: 9999 41 0 0 0 0 0 0 9999 41 0 0 0 0 0 0
+  eth0:1000 7 0 0 0 0 0 0 300 5 0 0 0 0 0 0
+  ib0: 50 1 0 0 0 0 0 0 7 1 0 0 0 0 0 0
+"""
+COUNTED = ModelShape("tiny", E, 32, 3, ("l0", "l1"), "float32", "digest")
+
+
+def test_unchanged_totals_are_not_sent_again() -> None:
+    loop = SimpleNamespace(requests=0, busy_s=0.0, batches=0)
+    handler = HotnessHandler(COUNTED, loop, SimpleNamespace(expert_bytes=1000))
+
+    def read(boot_id: int = 0, sequence: int = 0) -> pb.ReadHotnessResponse:
+        return handler.ReadHotness(pb.ReadHotnessRequest(boot_id=boot_id, sequence=sequence), None)
+
+    first = read()
+    assert first.boot_id
+    assert first.expert_bytes == 1000
+    assert [list(layer.tokens) for layer in first.layers] == [[0] * E] * 2
+    handler.counts_LX[1, 1 + 3] += 5
+    handler.counts_LX[1, 0] += 1
+    loop.requests, loop.busy_s, loop.batches = 1, 0.25, 1
+    second = read(first.boot_id, first.sequence)
+    assert second.layers[1].tokens[3] == 5
+    assert (second.busy_s, second.batches, second.visits) == (0.25, 1, 1)
+    assert second.boot_id == first.boot_id
+    # Totals: an answer that was lost is in the next one, and one that came twice says the same.
+    assert read(first.boot_id, first.sequence).layers == second.layers
+    assert not read(second.boot_id, second.sequence).layers
+    other = HotnessHandler(COUNTED, loop, SimpleNamespace(expert_bytes=0))
+    answer = other.ReadHotness(pb.ReadHotnessRequest(boot_id=first.boot_id, sequence=1), None)
+    assert answer.layers, "another process with the same sequence"
+    assert answer.expert_bytes == 0
+
+
+def test_carried_bytes_are_those_of_all_interfaces_but_the_loopback() -> None:
+    assert carried(INTERFACES) == (1050, 307)
+    assert carried("\n".join(INTERFACES.splitlines()[:3])) == (0, 0)

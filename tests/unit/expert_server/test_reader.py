@@ -47,9 +47,7 @@ def assert_same(ours: dict[int, list[torch.Tensor]], theirs: dict[int, list[torc
 
 
 @pytest.mark.parametrize("in_chunk", [0, 1, 2, 3])
-def test_chunks_make_no_difference(
-    path: Path, monkeypatch: pytest.MonkeyPatch, in_chunk: int
-) -> None:
+def test_chunks_make_no_difference(path, monkeypatch, in_chunk) -> None:
     checkpoint = Checkpoint.open(path)
     at_once = read(checkpoint)
     size = sum(tensor.nbytes for tensor in at_once[0])
@@ -68,9 +66,7 @@ def test_chunks_make_no_difference(
     assert set(sizes) == {most, len(WANTED) % most} - {0}
 
 
-def test_direct_reads_equal_transformers_conversion(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_direct_reads_equal_transformers_conversion(path, monkeypatch) -> None:
     checkpoint = Checkpoint.open(path)
     placed = read(checkpoint)
     monkeypatch.setattr(reader_module, "_only_stacks", lambda rule: False)
@@ -121,13 +117,7 @@ def test_one_expert_of_another_shape_is_corrupt(copy: Path) -> None:
     ],
     ids=["transpose", "checked", "interleave"],
 )
-def test_rules_that_do_more_than_stack(
-    checkpoint: Callable[..., Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    operations: list[Any],
-    undo: Any,
-) -> None:
+def test_rules_that_do_more_than_stack(checkpoint, tmp_path, monkeypatch, operations, undo) -> None:
     """Rules as in other architectures, here for one tensor of all experts."""
     opened = Checkpoint.open(shutil.copytree(checkpoint("gpt_oss"), tmp_path / "oss"))
     name = f"{opened.shape.layer_names[0]}.gate_up_proj"
@@ -151,9 +141,7 @@ def test_rules_that_do_more_than_stack(
         assert torch.equal(found[expert][0], whole[expert])
 
 
-def test_an_expert_stays_whole_while_the_next_ones_are_read(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_expert_stays_whole_while_the_next_ones_are_read(path, monkeypatch) -> None:
     checkpoint = Checkpoint.open(path)
     expected = [read(checkpoint, layer=n) for n in range(checkpoint.shape.num_layers)]
     monkeypatch.setattr(reader_module, "_CHUNK_BYTES", 1)
@@ -167,9 +155,7 @@ def test_an_expert_stays_whole_while_the_next_ones_are_read(
             assert_same(found, expected[layer])
 
 
-def test_reading_ahead_ends_with_the_reader_and_says_what_failed(
-    copy: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reading_ahead_ends_with_the_reader_and_says_what_failed(copy, monkeypatch) -> None:
     monkeypatch.setattr(reader_module, "_CHUNK_BYTES", 1)
     reader = ExpertReader(Checkpoint.open(copy))
     with ThreadPoolExecutor(1) as ahead:
@@ -231,9 +217,7 @@ def test_quantised_experts_are_read_as_they_are_stored(
             torch.testing.assert_close(got, wanted, rtol=0, atol=SCHEMES[name].atol)
 
 
-def test_experts_of_several_formats_are_refused(
-    checkpoint: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_experts_of_several_formats_are_refused(checkpoint, tmp_path) -> None:
     plain = quantized_copy(checkpoint(), tmp_path / "m", SCHEMES["fp8"])
     stored, exact = (load_file(path / "model.safetensors") for path in (tmp_path / "m", plain))
     for name in [name for name in stored if ".layers.1.mlp.experts." in name]:

@@ -1,7 +1,5 @@
 """Compiled code that waits for the requests of a lone client and answers them (`Direct.serve`)."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time

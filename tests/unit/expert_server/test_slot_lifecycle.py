@@ -5,8 +5,6 @@ Invariants: no slot leaks; each answer is right or dropped; no request of an old
 new one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass, field
 

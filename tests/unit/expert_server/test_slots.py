@@ -66,9 +66,7 @@ def test_slots_are_as_large_as_memory_allows(monkeypatch: pytest.MonkeyPatch, ar
     assert table.clients() == {"a", "b"}
 
 
-def test_the_loop_and_other_clients_do_not_wait_for_a_grants_memory(
-    monkeypatch: pytest.MonkeyPatch, arena: Arena
-) -> None:
+def test_the_loop_and_other_clients_do_not_wait_for_a_grants_memory(monkeypatch, arena) -> None:
     asked, given = threading.Event(), threading.Event()
 
     def allocate(_arena: Arena, first: int, *_: int) -> None:

@@ -245,9 +245,7 @@ def test_computation_continues_during_loads(copy: Path) -> None:
     assert store.count == 1
 
 
-def test_loads_while_serving_take_one_core_and_keep_the_order(
-    copy: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loads_while_serving_take_one_core_and_keep_the_order(copy, monkeypatch) -> None:
     """The first load has all threads; later ones run with one."""
     threads: list[int] = []
     layers: list[int] = []
@@ -274,9 +272,7 @@ def test_loads_while_serving_take_one_core_and_keep_the_order(
     assert torch.get_num_threads() == 2
 
 
-def test_the_loader_checks_for_requests_before_each_piece(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_loader_checks_for_requests_before_each_piece(tmp_path, monkeypatch) -> None:
     """Also if a tensor has many pieces: here one of 2.4 MB."""
     write_demo_model(
         tmp_path / "m", "qwen3_moe", layers=1, hidden=1104, experts=3, top_k=2, vocab=400

@@ -1,9 +1,8 @@
 """A checkpoint behind a URL: only the wanted ranges are read; a store that fails gives one typed error."""
 
-from __future__ import annotations
-
 import json
 import shutil
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,6 +21,7 @@ from hypothesis import strategies as st
 from eaas.checkpoint import Checkpoint
 from eaas.checkpoint.files import read_files
 from eaas.checkpoint.header import ShardHeader
+from eaas.checkpoint.source import is_local, is_url, local_directory, shown
 from eaas.errors import (
     CheckpointError,
     CorruptShardError,
@@ -141,9 +141,7 @@ def assert_same_experts(
 
 
 @pytest.mark.parametrize("arch", ["qwen3_moe", "gpt_oss", "deepseek_v3"])
-def test_only_headers_and_wanted_experts_are_read(
-    arch: str, single: Paths, store: Stores, source: Sources
-) -> None:
+def test_only_headers_and_wanted_experts_are_read(arch, single, store, source) -> None:
     """Also where one tensor holds all experts."""
     path = single(arch)
     here, box = Checkpoint.open(path), store(path)
@@ -193,9 +191,7 @@ def test_a_checkpoint_in_shards(checkpoint: Paths, store: Stores, source: Source
     assert box.bytes == ExpertReader(here).expert_bytes(1)
 
 
-def test_the_first_load_reads_ahead_in_several_threads(
-    box: Store, source: Sources, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_load_reads_ahead_in_several_threads(box, source, monkeypatch) -> None:
     """Two reads must be on the way at once, else this would wait for ever."""
     reader = ExpertReader(Checkpoint.open(source(box.url)))
     monkeypatch.setattr(reader_module, "_CHUNK_BYTES", reader.expert_bytes(0))
@@ -233,9 +229,7 @@ class Ranges:
     st.integers(1, 25),
     st.randoms(use_true_random=False),
 )
-def test_ranges_are_read_once_and_bounded(
-    steps: list[tuple[int, int]], most: int, dice: Any
-) -> None:
+def test_ranges_are_read_once_and_bounded(steps, most, dice) -> None:
     """Steps: the gap before a place, and its size. Places are requested in two parts, read in any order."""
     places, end = [], 0
     for gap, count in steps:
@@ -288,9 +282,7 @@ def test_not_there(store: Stores, source: Sources, tmp_path: Path) -> None:
         ((1 << 40).to_bytes(8, "little"), None, "header of 1099511627776 bytes in a file of"),
     ],
 )
-def test_a_truncated_object_or_a_lying_header_is_refused(
-    begin: bytes, cut: int | None, said: str, box: Store, source: Sources
-) -> None:
+def test_a_truncated_object_or_a_lying_header_is_refused(begin, cut, said, box, source) -> None:
     """The checks of local files; no more is read for them."""
     box.put(SINGLE, begin + (box.directory / SINGLE).read_bytes()[len(begin) : cut])
     text = raised(lambda: Checkpoint.open(source(box.url)), CorruptShardError)
@@ -312,9 +304,7 @@ def test_an_object_that_changes_after_its_header(box: Store, source: Sources) ->
     assert text.startswith(f"{box.url}/{SINGLE} is missing")
 
 
-def test_a_stalled_read_ends_at_its_deadline(
-    box: Store, source: Sources, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stalled_read_ends_at_its_deadline(box, source, monkeypatch) -> None:
     """A file system that blocks, without asyncio."""
     reader = ExpertReader(Checkpoint.open(source(box.url, 0.2)))
     stalled, calls = threading.Event(), []
@@ -344,9 +334,7 @@ def test_http_ranges(server: RangeServer, source: Sources) -> None:
     assert server.headers["Accept-Encoding"] == "identity"
 
 
-def test_another_hosts_files_come_through_the_proxy(
-    monkeypatch: pytest.MonkeyPatch, server: RangeServer, source: Sources
-) -> None:
+def test_another_hosts_files_come_through_the_proxy(monkeypatch, server, source) -> None:
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.delenv("NO_PROXY", raising=False)
     monkeypatch.setenv("http_proxy", server.url.removesuffix("/models/m"))
@@ -384,13 +372,7 @@ def test_http_stalls_and_failures_are_tried_again(server: RangeServer, source: S
         (400, CheckpointError, "cannot be read (status 400): check the URL"),
     ],
 )
-def test_http_faults(
-    fault: int | str | float,
-    kind: type[EaasError],
-    match: str,
-    server: RangeServer,
-    source: Sources,
-) -> None:
+def test_http_faults(fault, kind, match, server, source) -> None:
     reader = ExpertReader(Checkpoint.open(source(server.url, 0.5 if fault == 60.0 else 20)))
     server.fault = lambda method, *_: fault if method == "GET" else None
     sent = server.sent.total()
@@ -401,15 +383,17 @@ def test_http_faults(
     assert fault == "whole" or server.sent.total() - sent < 10 * reader.expert_bytes(1)
     server.fault = lambda *_: None
     assert_same_experts(reader, ExpertReader(Checkpoint.open(server.directory)), 1, [2])
-    (server.directory / SINGLE).write_bytes((server.directory / SINGLE).read_bytes()[:-1])
-    reader.release()
+
+
+def test_http_object_that_changes(server: RangeServer, source: Sources) -> None:
+    reader = ExpertReader(Checkpoint.open(source(server.url)))
+    file = server.directory / SINGLE
+    file.write_bytes(file.read_bytes()[:-1])
     text = raised(lambda: list(reader.read(0, [1])), CorruptShardError)
     assert "has changed since its header was read: start this server again" in text
 
 
-def test_refused_files_count_as_missing_once_one_was_read(
-    server: RangeServer, source: Sources
-) -> None:
+def test_refused_files_count_as_missing_once_one_was_read(server, source) -> None:
     """S3 answers 403 for a file that does not exist, if the user may not list files."""
     server.fault = lambda _method, name, _: None if name == "config.json" else 403
     raised(lambda: Checkpoint.open(source(server.url)), NotACheckpointError)
@@ -422,12 +406,7 @@ def test_refused_files_count_as_missing_once_one_was_read(
 # -- URLs and credentials ---------------------------------------------------------------------------
 
 
-def test_credentials_reach_the_server_and_no_message(
-    server: RangeServer,
-    source: Sources,
-    caplog: pytest.LogCaptureFixture,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_credentials_reach_the_server_and_no_message(server, source, caplog, capfd) -> None:
     caplog.set_level("DEBUG", "expert_server")
     url = server.url.replace("http://", "http://someone:pass%20word@") + "?sig=sEcReT"
     reader = ExpertReader(Checkpoint.open(source(url)))
@@ -455,3 +434,58 @@ def test_credentials_of_an_url_that_cannot_be_opened(source: Sources) -> None:
             Checkpoint.open(source(url, 1.0))
         assert "secret" not in str(error.value)
         assert "token" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        ("s3://bucket/a/b/", "s3://bucket/a/b"),
+        ("https://me:pw@host:80/a?token=x#y", "https://host:80/a"),
+        ("https://me:p@w@host/a@b", "https://host/a@b"),
+        ("https://host?sig=a/b@c", "https://host"),
+        ("http://[::1]:80/m", "http://[::1]:80/m"),
+    ],
+)
+def test_urls_are_shown_without_credentials(url: str, text: str) -> None:
+    assert shown(url) == text
+
+
+@given(
+    st.text("abc:@/?#%", min_size=1),
+    st.text("xyz:%", min_size=1),
+    st.text("tuv=&/@:", min_size=1),
+)
+def test_no_password_or_query_is_shown(user: str, password: str, query: str) -> None:
+    user = user.translate(dict.fromkeys(map(ord, "/?#"), "-"))
+    found = shown(f"s3://{user}:{password}@bucket/path?{query}")
+    assert found == "s3://bucket/path"
+
+
+def test_urls_and_paths() -> None:
+    assert is_url("s3://b/p")
+    assert not is_url("/models/s3:/b")
+    assert local_directory("/models/m") == Path("/models/m")
+    assert local_directory("file:///models/a%20b") == Path("/models/a b")
+    with pytest.raises(NotACheckpointError, match=r"^s3://b/p: the attention client reads a local"):
+        local_directory("s3://u:p@b/p")
+    assert is_local("/models/m")
+    assert is_local("File:///models/m")
+    assert not is_local("s3://b/p")
+
+
+@pytest.mark.parametrize("url", ["https://huggingface.co/org/demo", "hf://org/demo"])
+def test_a_url_of_the_hub_names_the_download(url: str) -> None:
+    with pytest.raises(NotACheckpointError, match=r"`hf download org/demo`, and give org/demo$"):
+        local_directory(url)
+
+
+def test_a_package_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    with pytest.raises(NotACheckpointError) as error:
+        UrlSource("s3://bucket/m")
+    assert str(error.value) == "s3://bucket/m: s3:// needs s3fs: pip install s3fs"
+
+
+def test_an_unknown_scheme() -> None:
+    with pytest.raises(NotACheckpointError, match=r"nothing://b: fsspec cannot open nothing://"):
+        UrlSource("nothing://b")

@@ -1,7 +1,5 @@
 """Cached views, and scratch memory that grows with the largest batch."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

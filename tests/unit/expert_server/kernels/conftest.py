@@ -1,7 +1,5 @@
 """The kernels' tests use small experts, and all threads nevertheless."""
 
-from __future__ import annotations
-
 import pytest
 
 from expert_server.kernels import native

@@ -112,9 +112,7 @@ Install = Callable[..., list[Fake]]
 # -- auto ----------------------------------------------------------------------------------------------
 
 
-def test_the_first_that_can_serve_does(
-    install: Install, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_that_can_serve_does(install, caplog, monkeypatch) -> None:
     created = install(Unsupported, Fake, Inexact)
     with caplog.at_level(logging.INFO, choose.__name__):
         choice = choose_kernel([FORM], FLOAT32, SIZES)
@@ -143,13 +141,7 @@ def test_the_first_that_can_serve_does(
     ],
 )
 @pytest.mark.parametrize("other", [Fake, Unsupported])
-def test_a_kernel_with_wrong_results_is_skipped(
-    install: Install,
-    caplog: pytest.LogCaptureFixture,
-    kind: type[Fake],
-    why: str,
-    other: type[Fake],
-) -> None:
+def test_a_kernel_with_wrong_results_is_skipped(install, caplog, kind, why, other) -> None:
     created = install(kind, other)
     choice = choose_kernel([FORM], FLOAT32, SIZES)
     assert choice.kernel.name == ("Fake" if other is Fake else "reference")
@@ -240,9 +232,7 @@ def test_the_compiled_kernel_serves_each_format(dtype: torch.dtype, given: dict[
 
 
 @each_stored
-def test_stored_weights_are_dequantised_on_request_only(
-    install: Install, stored: StoredFormat
-) -> None:
+def test_stored_weights_are_dequantised_on_request_only(install, stored) -> None:
     spec = KernelSpec(torch.bfloat16, stored=stored)
     install(Unsupported)
     for wanted in ("auto", "Unsupported"):

@@ -1,7 +1,5 @@
 """Every kernel with every format of weights, against the reference in float64 with the same weights."""
 
-from __future__ import annotations
-
 import re
 import threading
 import time
@@ -79,6 +77,8 @@ def check(
 
 # With fewer than 8 numbers, bfloat16's rounding may reach its bound; see `test_tiny_experts`.
 sizes = st.one_of(st.integers(8, 70), st.sampled_from([96, 128, 130, 144, 200, 256, 300]))
+# An interpreted call takes a quarter of a second for each pair of tiles.
+few_sizes = st.one_of(st.integers(8, 70), st.sampled_from([128, 130]))
 
 
 @each_kernel_and_format
@@ -87,7 +87,8 @@ def test_equals_the_reference(candidate: Candidate) -> None:
 
     def prove(data: st.DataObject) -> None:
         form = data.draw(st.sampled_from(sorted(FORMS)))
-        hidden, intermediate = data.draw(sizes), data.draw(sizes)
+        size = few_sizes if candidate.isa == "triton" else sizes
+        hidden, intermediate = data.draw(size), data.draw(size)
         experts, top_k = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 4))
         tokens = data.draw(
             st.one_of(st.integers(0, 8), st.sampled_from(many(candidate, 17, 33, 70)))
@@ -119,7 +120,7 @@ def test_tiny_experts(candidate: Candidate, hidden: int, intermediate: int) -> N
 @each_kernel
 def test_all_tokens_to_one_expert(candidate: Candidate) -> None:
     """One expert has all tokens, the others none: each edge of a block of rows or a tile."""
-    few, tiles = (2, 3, 4, 5, 6, 7, 32, 127, 300), (1, 16, 17, 33, 95, 96, 129)
+    few, tiles = (1, 2, 3, 4, 5, 6, 7, 32, 33, 95, 127, 300), (16, 17, 96, 129)
     with layer(candidate, "swiglu", 96, 80, 3) as both:
         for rows in tiles if candidate.isa == "triton" else few + tiles:
             one = candidate.batch(rows, 96, [1] * rows, 1, rows)
@@ -157,9 +158,7 @@ def test_poison_stays_in_its_row(candidate: Candidate) -> None:
 
 
 @over([*FLOATS, *TRITON])
-def test_a_token_alone_and_in_a_shuffled_batch(
-    candidate: Candidate, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_token_alone_and_in_a_shuffled_batch(candidate, monkeypatch) -> None:
     """Bit for bit, except for the reference."""
     if candidate.isa == "triton":
         round_rows_alike(monkeypatch)
@@ -258,9 +257,7 @@ def test_auto_takes_the_tiles(candidate: Candidate) -> None:
     ("x_size", "weight_size"),
     [(1e-18, 1e-18), (1e-19, 1e-19), (1e-20, 1e-20), (1e-30, 1e-30), (1e-39, 1e10)],
 )
-def test_rows_about_the_least_normal_number(
-    candidate: Candidate, x_size: float, weight_size: float
-) -> None:
+def test_rows_about_the_least_normal_number(candidate, x_size, weight_size) -> None:
     """The least normal float32 is 1e-38. Below it, few rows and many must round alike, or both to zero."""
     with layer(candidate, "gelu", 96, 80, 1) as both:
         up, down = both.weights[0].up, both.weights[0].down
@@ -335,9 +332,7 @@ def test_an_expert_that_is_not_held(candidate: Candidate, wrong: int) -> None:
         ((5, 32), (10,), (10,)),
     ],
 )
-def test_shapes_that_do_not_match(
-    candidate: Candidate, x: tuple[int, ...], ids: tuple[int, ...], scores: tuple[int, ...]
-) -> None:
+def test_shapes_that_do_not_match(candidate, x, ids, scores) -> None:
     with layer(candidate, "swiglu", 32, 16, 1) as both:
         one = torch.ones(x), torch.zeros(ids, dtype=torch.int32), torch.ones(scores)
         shapes = re.escape(f"x {x}, ids {ids}, scores {scores}: ")
@@ -415,7 +410,7 @@ def test_any_float_dtype_as_input(candidate: Candidate, given: torch.dtype) -> N
 @each_kernel
 @pytest.mark.parametrize("form", ["swiglu", "clamped"])
 def test_division_of_the_experts_among_servers(candidate: Candidate, form: str) -> None:
-    experts, tokens, top_k = 12, *many(candidate, 32), 8
+    experts, tokens, top_k = (6, 9, 4) if candidate.isa == "triton" else (12, 32, 8)
     hidden, intermediate = (50, 40) if candidate.isa == "triton" else (200, 72)
     draw = torch.Generator().manual_seed(0)
     x_TH = torch.randn(tokens, hidden, generator=draw).bfloat16()
@@ -450,9 +445,7 @@ def test_counts_its_experts_tokens(candidate: Candidate) -> None:
 @over([one for one in FLOATS if one.bound == 5e-4])
 @pytest.mark.parametrize("size", [0.0, 1e-12, 1e-3, 1e15])
 @pytest.mark.parametrize("outlier", [1.0, 300.0])
-def test_quantised_activations_of_any_size(
-    candidate: Candidate, size: float, outlier: float
-) -> None:
+def test_quantised_activations_of_any_size(candidate, size, outlier) -> None:
     with layer(candidate, "swiglu", 256, 64, 2) as both:
         x_TH, ids_TK, scores_TK = candidate.batch(4, 256, [0, 1, 1, 0], 1)
         x_TH[:, 7] *= outlier

@@ -35,9 +35,7 @@ FORMS = [ExpertForm(False, False, functional.relu)]
     ),
     is_interleaved=st.booleans(),
 )
-def test_packing_in_pieces_gives_the_same_bytes(
-    hidden: int, intermediate: int, spec: KernelSpec, is_interleaved: bool
-) -> None:
+def test_packing_in_pieces_gives_the_same_bytes(hidden, intermediate, spec, is_interleaved) -> None:
     weights = ExpertWeights(
         torch.randn(2 * intermediate, hidden).to(spec.dtype),
         torch.randn(hidden, intermediate).to(spec.dtype),
@@ -79,9 +77,7 @@ def test_close_ends_the_threads() -> None:
 @pytest.mark.parametrize(
     "spec", [KernelSpec(torch.bfloat16, threads=3), KernelSpec(torch.float32, Quantization.INT8, 3)]
 )
-def test_the_caller_alone_computes_the_same(
-    spec: KernelSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_caller_alone_computes_the_same(spec, monkeypatch) -> None:
     """A small batch takes less time than to wake the threads."""
     rng = torch.Generator().manual_seed(0)
     weights = ExpertWeights(

@@ -1,7 +1,5 @@
 """Settings `device` and `kernel`: which kernel they mean, and one clear error for what contradicts."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -55,9 +55,7 @@ def by_group(matrix_NK: torch.Tensor) -> torch.Tensor:
 
 @both
 @given(data=st.data())
-def test_codes_are_in_range_and_no_weight_is_far_off(
-    quantization: Quantization, data: st.DataObject
-) -> None:
+def test_codes_are_in_range_and_no_weight_is_far_off(quantization, data) -> None:
     rows, inputs = data.draw(st.integers(0, 9)), data.draw(st.integers(1, 400))
     w_NK = gaussian(rows, inputs, seed=data.draw(st.integers(0, 99)))
     # Rows from zero to near the ends of float32's range.
@@ -141,9 +139,7 @@ def test_blocks_do_not_change_the_result(quantization: Quantization) -> None:
 
 @both
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-def test_fake_quantised_weights_keep_layout_and_biases(
-    quantization: Quantization, dtype: torch.dtype
-) -> None:
+def test_fake_quantised_weights_keep_layout_and_biases(quantization, dtype) -> None:
     plain, turned = expert(dtype), expert(dtype, is_transposed=True)
     left = fake_quantize(plain, form(), quantization)
     left_turned = fake_quantize(turned, form(is_transposed=True), quantization)
@@ -187,9 +183,7 @@ def test_the_reference_kernel_rounds_quantised_weights() -> None:
 
 @both
 @pytest.mark.parametrize("outliers", [1.0, 100.0])
-def test_errors_on_gaussian_weights_are_within_their_bounds(
-    quantization: Quantization, outliers: float
-) -> None:
+def test_errors_on_gaussian_weights_are_within_their_bounds(quantization, outliers) -> None:
     """int8 stays under 2 %; strong output channels cost nothing."""
     weights = ExpertWeights(gaussian(1536, 2048), gaussian(2048, 768, seed=1))
     weights.up[::100] *= outliers

@@ -1,7 +1,5 @@
 """Weights as quantised checkpoints store them: every code, what is refused; `test_kernels.py` computes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -120,9 +118,7 @@ def test_a_scale_of_mxfp4_that_tiles_cannot_hold(exponent: int) -> None:
     ],
     ids=str,
 )
-def test_a_matrix_of_another_format(
-    isa: str, wanted: StoredFormat | None, given: StoredFormat | None
-) -> None:
+def test_a_matrix_of_another_format(isa, wanted, given) -> None:
     kernel, other = (
         Candidate(KernelSpec(torch.bfloat16, stored=stored), isa) for stored in (wanted, given)
     )
@@ -189,9 +185,7 @@ def test_what_is_quantised_is_not_quantised_again() -> None:
     ],
     ids=str,
 )
-def test_memory_is_that_of_the_checkpoint(
-    isa: str, stored: StoredFormat | None, least: float, most: float
-) -> None:
+def test_memory_is_that_of_the_checkpoint(isa, stored, least, most) -> None:
     """Bits per weight, scales included."""
     candidate = Candidate(KernelSpec(torch.bfloat16, stored=stored), isa)
     with layer(candidate, "swiglu", 1024, 512, 1) as both:

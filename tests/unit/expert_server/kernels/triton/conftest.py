@@ -1,7 +1,5 @@
 """The tests of kernel `triton` run in Triton's interpreter."""
 
-from __future__ import annotations
-
 import pytest
 
 

@@ -1,7 +1,5 @@
 """The device code compiles for GPUs that are not here, and stays within what each of them has."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """What a batch and a load do with a device: copies and waits are counted on a fake one."""
 
-from __future__ import annotations
-
 import gc
 import mmap
 import threading
@@ -82,9 +80,7 @@ def test_a_batch_waits_once(tokens: int, device: FakeDevice, kernel: Any) -> Non
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("can_pin", [True, False])
-def test_from_slot_to_slot(
-    can_pin: bool, dtype: torch.dtype, kernel_on: Any, caplog: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_from_slot_to_slot(can_pin, dtype, kernel_on, caplog, monkeypatch) -> None:
     """Each request's rows are read where they are, and its result is where it belongs."""
     round_rows_alike(monkeypatch)
     device = FakeDevice(can_pin)
@@ -152,9 +148,7 @@ def test_no_operator_of_a_batch_waits(kernel: Any) -> None:
 
 
 @pytest.mark.parametrize("experts", [0, 1])
-def test_nothing_to_compute_is_not_sent(
-    experts: int, device: FakeDevice, kernel_on: Callable[..., Any]
-) -> None:
+def test_nothing_to_compute_is_not_sent(experts, device, kernel_on) -> None:
     kernel = kernel_on(device, experts)
     none = torch.full((3, 2), -1, dtype=torch.int32)
     for tokens in (3, 0):
@@ -193,9 +187,7 @@ def test_the_host_fills_one_buffer_while_the_device_reads_the_other(nbytes: int)
     assert device.calls["wait for a buffer"] == max(0, copies - 2)
 
 
-def test_an_expert_that_fails_midway_is_not_held(
-    device: FakeDevice, kernel_on: Callable[..., Any]
-) -> None:
+def test_an_expert_that_fails_midway_is_not_held(device, kernel_on) -> None:
     def fail(copies: int) -> None:
         if copies == 3:
             raise torch.OutOfMemoryError("the device is full")
@@ -263,9 +255,7 @@ def test_ids_that_change_after_the_check_do_not_count(device: FakeDevice, kernel
     assert torch.equal(result_TH, right_TH)
 
 
-def test_code_that_does_not_fit_the_device_fails_its_batch_only(
-    kernel: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_code_that_does_not_fit_the_device_fails_its_batch_only(kernel, monkeypatch) -> None:
     """The loop refuses a batch whose kernel raises RuntimeError."""
     from triton.runtime.errors import OutOfResources
 
@@ -292,9 +282,7 @@ def test_a_device_that_is_lost_in_a_load_is_named_so(device: FakeDevice, kernel:
     assert not kernel.holds(0, 2)
 
 
-def test_a_close_that_fails_is_not_repeated(
-    device: FakeDevice, kernel: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_close_that_fails_is_not_repeated(device, kernel, monkeypatch) -> None:
     kernel.pin_slots(mmap.mmap(-1, 4096))
 
     def fail(memory: torch.Tensor) -> None:

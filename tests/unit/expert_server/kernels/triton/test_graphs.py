@@ -1,7 +1,5 @@
 """Batches of few tokens as graphs: captured once for each size, and right whatever is loaded or unloaded."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -164,9 +162,7 @@ def test_experts_come_and_go_while_graphs_compute_others(both: Both) -> None:
     assert both.counted() == (1, 20)
 
 
-def test_large_batches_and_too_many_sizes_are_launched_as_before(
-    both: Both, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_batches_and_too_many_sizes_are_launched_as_before(both, monkeypatch) -> None:
     monkeypatch.setattr(graphs, "_MOST_TOKENS", 8)
     monkeypatch.setattr(graphs, "_MOST_GRAPHS", 2)
     both.check([[0]] * 9)
@@ -176,9 +172,7 @@ def test_large_batches_and_too_many_sizes_are_launched_as_before(
     assert both.counted() == (2, 3)
 
 
-def test_a_size_whose_graph_does_not_fit_computes_without(
-    both: Both, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_size_whose_graph_does_not_fit_computes_without(both, monkeypatch, caplog) -> None:
 
     def fail(issue: object) -> None:
         raise torch.OutOfMemoryError("the device is full")
@@ -208,9 +202,7 @@ def test_the_tile_follows_from_the_table_not_from_its_padding(both: Both) -> Non
     assert set(chosen) == {(2, True)}
 
 
-def test_a_device_that_cannot_capture_computes_all_the_same(
-    both: Both, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_device_that_cannot_capture_computes_all_the_same(both, monkeypatch, caplog) -> None:
     both.check([[0]])
 
     def fail(issue: object) -> None:

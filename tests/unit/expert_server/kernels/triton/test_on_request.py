@@ -1,7 +1,5 @@
 """Kernel `triton` is chosen by name or for a GPU only, and imported nowhere else."""
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -1,15 +1,15 @@
-"""Tiles that were measured on a device, in the user's cache."""
-
-from __future__ import annotations
+"""Tiles: measured ones in the user's cache, and rows grouped by expert and divided into tiles."""
 
 import dataclasses
 import json
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from expert_server.kernels.gpu.grouping import group_rows, most_tiles
 from expert_server.kernels.gpu.tiles import TILES, Coding, Tile, candidates, is_many
 from expert_server.kernels.gpu.tuned import keep_tiles, tiles_of, tuned_path
 
@@ -46,9 +46,7 @@ def test_measured_tiles_are_those_of_their_device_and_weights(cache: Path) -> No
     assert [each.name for each in path.parent.iterdir()] == [path.name]
 
 
-def test_without_a_home_directory_the_codes_tiles_are_used(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_a_home_directory_the_codes_tiles_are_used(monkeypatch) -> None:
     def fail() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
@@ -69,9 +67,7 @@ def test_without_a_home_directory_the_codes_tiles_are_used(
         '{"FP8": {"step": 64}}',
     ],
 )
-def test_an_unusable_file_is_named_and_replaced(
-    content: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unusable_file_is_named_and_replaced(content, caplog) -> None:
     path = tuned_path(DEVICE)
     path.parent.mkdir(parents=True)
     path.write_text(content)
@@ -99,3 +95,39 @@ def test_the_bucket_of_a_batch() -> None:
     tiles = dataclasses.replace(TILES[Coding.FP8], many=Tile(128, 64, 8, 3))
     for rows in (1, 255, 256, 5000):
         assert (tiles.choose(rows, 8) == tiles.many) == is_many(rows, 8) == (rows >= 256)
+
+
+@given(
+    ids=st.lists(st.integers(-1, 6), max_size=200),
+    tile_rows=st.sampled_from([1, 4, 16, 64]),
+    extra=st.integers(0, 3),
+)
+def test_every_row_is_in_one_tile_of_its_expert(ids: list[int], tile_rows: int, extra: int) -> None:
+    groups = group_rows(torch.tensor(ids, dtype=torch.int32).view(-1, 1), 7 + extra, tile_rows)
+    order = groups.order.tolist()
+    assert sorted(order) == list(range(len(ids)))
+    found = []
+    for expert, start, end in zip(
+        groups.expert_M.tolist(), groups.start_M.tolist(), groups.end_M.tolist(), strict=True
+    ):
+        assert 0 <= expert < 7 + extra
+        found += [(order[row], expert) for row in range(start, min(end, start + tile_rows))]
+    # In the order of the experts, and of the tokens among one expert's.
+    assert found == sorted(
+        ((pair, expert) for pair, expert in enumerate(ids) if expert >= 0),
+        key=lambda each: (each[1], each[0]),
+    )
+
+
+@given(
+    counts=st.lists(st.integers(0, 70), min_size=1, max_size=20),
+    tile_rows=st.sampled_from([1, 16, 64]),
+)
+def test_the_grid_is_large_enough(counts: list[int], tile_rows: int) -> None:
+    needed = sum(-(-count // tile_rows) for count in counts)
+    assert needed <= most_tiles(sum(counts), len(counts), tile_rows)
+
+
+def test_the_grid_of_a_small_batch_has_a_tile_for_each_row() -> None:
+    assert most_tiles(8, 128, 16) == 8
+    assert most_tiles(0, 128, 16) == 0
