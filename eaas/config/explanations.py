@@ -49,6 +49,7 @@ def explain(
     elif first["type"] == "extra_forbidden":
         what = "no such setting"
     else:
-        what = first["msg"]
+        # pydantic puts "Value error" before what a validator of ours says.
+        what = first["msg"].removeprefix("Value error, ")
     # A key may contain line breaks.
     return " ".join(f"{source}: {name} = {first['input']!r}: {what}".split())

@@ -265,6 +265,8 @@ def be_a_client(transport: str, address: str, step: str) -> None:
 
 
 if __name__ == "__main__":
+    # Where a package with transport `tcp` is installed.
+    sys.path.insert(0, sys.argv.pop())
     bind_to_launcher()
     torch.set_num_threads(1)
     if sys.argv[1] == "client":

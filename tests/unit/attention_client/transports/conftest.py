@@ -28,8 +28,8 @@ NIXL = pytest.param("nixl", marks=pytest.mark.skipif(bool(why_not()), reason=why
 
 
 @pytest.fixture(scope="session", autouse=True)
-def tcp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A package with transport `tcp`."""
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Where a package with transport `tcp` is installed."""
     folder = tmp_path_factory.mktemp("installed")
     info = folder / "tcp_transport-1.dist-info"
     info.mkdir()
@@ -37,8 +37,7 @@ def tcp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     (info / "entry_points.txt").write_text("[eaas.transports]\ntcp = tcp_transport:TCP\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
-        patch.setenv("PYTHONPATH", os.pathsep.join((str(folder), os.environ.get("PYTHONPATH", ""))))
-        yield
+        yield str(folder)
 
 
 @pytest.fixture(params=["shm", "grpc", "tcp", NIXL])
@@ -102,14 +101,18 @@ def large_server() -> Iterator[Server]:
 
 
 @pytest.fixture
-def start(fork_server: ForkServer) -> Iterator[Callable[..., ChildProcess]]:
+def start(fork_server: ForkServer, installed: str) -> Iterator[Callable[..., ChildProcess]]:
     """Starts this suite's helper as a process of its own, and waits for its word."""
     children: list[ChildProcess] = []
 
     def start(*arguments: str) -> ChildProcess:
         children.append(
             ChildProcess(
-                arguments[0], arguments, None, module="transport_bench", fork_server=fork_server
+                arguments[0],
+                (*arguments, installed),
+                None,
+                module="transport_bench",
+                fork_server=fork_server,
             )
         )
         wait_ready(children[-1:], PATIENCE_S)
