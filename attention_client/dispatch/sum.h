@@ -18,7 +18,7 @@ typedef struct {
 /* Sum token `t` into `out` in the order of the answers; tokens are asked for in ascending order. False: none has it, and
  * `out` is as it was. */
 static inline bool
-sum_token(float *restrict out, ptrdiff_t t, ptrdiff_t hidden, Addend *addends, ptrdiff_t count)
+sum_token(float *out, ptrdiff_t t, ptrdiff_t hidden, Addend *addends, ptrdiff_t count)
 {
     bool covered = false;
     for (ptrdiff_t i = 0; i < count; i++) {
@@ -26,12 +26,18 @@ sum_token(float *restrict out, ptrdiff_t t, ptrdiff_t hidden, Addend *addends, p
         if (addend->next == addend->rows || addend->row_R[addend->next] != t) {
             continue;
         }
-        const float *restrict row = addend->part_RH + addend->next++ * hidden;
-        for (ptrdiff_t h = 0; h < hidden; h++) {
-            /* 0.0f + x, as in a sum that begins with zero: the sign of a zero must not depend on the parts. */
-            out[h] = (covered ? out[h] : 0.0f) + row[h];
+        const float *row = addend->part_RH + addend->next++ * hidden;
+        if (covered) {
+            for (ptrdiff_t h = 0; h < hidden; h++) {
+                out[h] += row[h];
+            }
+        } else {
+            for (ptrdiff_t h = 0; h < hidden; h++) {
+                /* As in a sum that begins with zero: the sign of a zero must not depend on the parts. */
+                out[h] = 0.0f + row[h];
+            }
+            covered = true;
         }
-        covered = true;
     }
     return covered;
 }
