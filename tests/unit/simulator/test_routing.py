@@ -212,3 +212,9 @@ def test_what_cannot_be_is_named(named: str, wrong: Callable[[], object]) -> Non
 
 def test_a_redundant_expert_of_deepseek_v3_costs_2_4_gib_a_server() -> None:
     assert redundancy_bytes(58, 3 * 7168 * 2048, 1) / 2**30 == pytest.approx(2.4, abs=0.03)
+
+
+@given(hnp.arrays(np.float64, st.integers(1, 19), elements=st.floats(0.1, 9.0)))
+def test_balancedness_knows_no_scale(load_S: Any) -> None:
+    assert 0 < balancedness(load_S) <= 1 + 1e-12
+    assert balancedness(load_S) == pytest.approx(balancedness(load_S * 7.3))
