@@ -11,8 +11,11 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from eaas.errors import ConfigError
+from eaas.log import get_logger
 
 __all__ = ["AUTO", "GROUP", "Transport", "known", "load", "names", "usable"]
+
+_log = get_logger(__name__)
 
 AUTO = "auto"
 """A client's choice of `shm` where it can map the server's memory, else `grpc`, for each connection."""
@@ -87,8 +90,19 @@ def known(name: str) -> Transport:
 
 
 def usable() -> dict[str, Transport]:
-    """Return the transports that this process can use, by name; `auto` apart."""
-    return {name: transport for name in names() if not (transport := known(name)).why_not()}
+    """Return the transports that this process can use, by name; `auto` apart.
+
+    One whose package cannot be used is left out, with a warning.
+    """
+    found = {}
+    for name in names():
+        try:
+            transport = known(name)
+            if not transport.why_not():
+                found[name] = transport
+        except ConfigError as error:
+            _log.warning("not offered: %s", error)
+    return found
 
 
 def load(place: str) -> Any:
