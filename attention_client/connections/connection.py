@@ -1,6 +1,6 @@
 """The client's end of a connection to one expert server: requests and answers travel through its slots.
 
-The code is the same for every transport: a link provides an arena and is kicked after each write. A lost
+The code is the same for every transport: a link provides an arena and is notified of each write. A lost
 connection never recovers; the server's next process gets a new connection.
 """
 
@@ -269,7 +269,7 @@ class Connection:
             raise
         if not arena.client_write_done(slot):
             raise self._taken_back(ticket)
-        self._link.kick(slot)
+        self._link.notify(slot)
 
     def seq(self) -> int:
         """Return the reply doorbell's count. Read it before polling, then pass it to `wait`."""

@@ -30,7 +30,7 @@ class Link(Protocol):
     # Whether the server itself polls the arena and hears its doorbell.
     direct: bool
 
-    def kick(self, slot: int) -> None:
+    def notify(self, slot: int) -> None:
         """Tell the server that this slot holds a new request (by doorbell, frame or write)."""
 
     def close(self) -> None:

@@ -50,7 +50,7 @@ class ArenaServer:
             name, 1, self, hidden, spin, False, lambda c: None, lambda: None, metrics
         )
 
-    def kick(self, slot: int) -> None:
+    def notify(self, slot: int) -> None:
         """A request was written."""
 
     def close(self) -> None:

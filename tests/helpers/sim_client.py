@@ -56,7 +56,7 @@ class Link(GrpcLink):
         self.waiters: list[Callable[[], None]] = []
         self.on_lost: Callable[[str], None] = lambda _why: None
 
-    def kick(self, slot: int) -> None:
+    def notify(self, slot: int) -> None:
         offset = self.arena.request_offset(slot)
         end = offset + RequestHeader.unpack_from(self.arena.buffer, offset).end
         self.stream.ask(REQUEST_FRAMES.encode(slot, self.arena.buffer, offset, end))

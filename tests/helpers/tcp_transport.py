@@ -68,7 +68,7 @@ class TcpLink(MirrorLink):
         for thread in self._threads:
             thread.start()
 
-    def kick(self, slot: int) -> None:
+    def notify(self, slot: int) -> None:
         self._written.put(slot)
 
     def close(self) -> None:

@@ -43,7 +43,7 @@ class GrpcLink(MirrorLink):
         self._receiver = threading.Thread(target=self._receive, name="grpc-link", daemon=True)
         self._receiver.start()
 
-    def kick(self, slot: int) -> None:
+    def notify(self, slot: int) -> None:
         """Queue a written slot for gRPC's sending thread (see `Link`)."""
         self._outbox.put(slot)
 

@@ -128,7 +128,7 @@ class _OneSidedLink(MirrorLink):
 
     # -- exchange -------------------------------------------------------------------------------------
 
-    def kick(self, slot: int) -> None:
+    def notify(self, slot: int) -> None:
         begin, end = self.request_span(slot)
         length = end - begin
         self._asked.add(slot)

@@ -49,7 +49,7 @@ class SharedLink:
                 f"process {granted.arena_pid} cannot be watched: {error.strerror}"
             ) from error
 
-    def kick(self, slot: int) -> None:
+    def notify(self, slot: int) -> None:
         """Ring the server's doorbell in the shared arena, so that it looks for requests (see `Link`)."""
         self.arena.flags.ring(DOORBELL)
 

@@ -38,7 +38,7 @@ class FakeLink:
         self.result_capacity = grant.result_capacity
         self.direct = True
 
-    def kick(self, slot: int) -> None:
+    def notify(self, slot: int) -> None:
         self.arena.flags.ring(0)
 
     def close(self) -> None:

@@ -27,7 +27,7 @@ class Server(ArenaServer):
 
     prompt, requests = False, 0
 
-    def kick(self, slot: int) -> None:
+    def notify(self, slot: int) -> None:
         self.requests += 1
         if self.prompt:
             self.answer_all()

@@ -40,7 +40,7 @@ class Server(ArenaServer):
         self.thread = threading.Thread(target=self.run, name=name, daemon=True)
         self.thread.start()
 
-    def kick(self, slot: int) -> None:
+    def notify(self, slot: int) -> None:
         self.arena.flags.ring(DOORBELL)
 
     def close(self) -> None:
