@@ -89,7 +89,7 @@ def test_port_in_use(home: Any, model: Path, taken: int) -> None:
         (("--host", "192.0.2.1"), ("--host 192.0.2.1",)),
         (("--host", "0.0.0.0"), ("--host 0.0.0.0", "--api-key-file FILE", "--insecure")),
         (("--servers", "1", "--redundancy", "2"), ("--servers 2", "--redundancy 2")),
-        (("--transport", "rdma"), ("--transport", "'shm', 'grpc' or 'nixl'")),
+        (("--transport", "rdma"), ("--transport", "none of auto, shm, grpc, nixl")),
         (("--log-dir", __file__), (__file__, "--log-dir")),
         (("--config", "nowhere.yaml"), ("nowhere.yaml",)),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,17 +15,32 @@ from eaas_cli.local.fork_server import ForkServer
 from http_box import Box
 from ui_fixture import UiFixture
 
+HERE = Path(__file__).parent
+_running = ExitStack()
 
-@pytest.fixture(scope="session")
-def boxes() -> Iterator[Callable[[str], Box]]:
-    """The server over each kind of tiny model, for all files."""
-    with ExitStack() as stack:
-        yield cache(lambda kind: stack.enter_context(Box(kind)))
+
+@cache
+def running(kind: str) -> Box:
+    """The server over a kind of tiny model, for all files here."""
+    return _running.enter_context(Box(kind))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    """End the servers after the last test here: the tests of other files share their process."""
+    if nextitem is None or not nextitem.path.is_relative_to(HERE):
+        running.cache_clear()
+        _running.close()
 
 
 @pytest.fixture(scope="module")
-def shared_box(boxes: Callable[[str], Box]) -> Box:
-    return boxes("qwen3_moe")
+def boxes() -> Callable[[str], Box]:
+    return running
+
+
+@pytest.fixture(scope="module")
+def shared_box() -> Box:
+    return running("qwen3_moe")
 
 
 @pytest.fixture
@@ -36,9 +52,9 @@ def box(shared_box: Box) -> Iterator[Box]:
 
 
 @pytest.fixture(scope="module", params=["qwen3_moe", "qwen3_next"])
-def engine(request: pytest.FixtureRequest, boxes: Callable[[str], Box]) -> Box:
+def engine(request: pytest.FixtureRequest) -> Box:
     """A server with continuous batching, and one that runs one request at a time."""
-    return boxes(request.param)
+    return running(request.param)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import struct
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -36,7 +37,7 @@ def test_it_learns_for_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = Sizes(layers=2, hidden=64, experts=8, top_k=2, width=32)
     model = build_model(VOCAB, 64, 0, torch.device("cpu"), sizes)
     seconds = iter(range(STEPS + 1))
-    monkeypatch.setattr(training.time, "monotonic", lambda: next(seconds))
+    monkeypatch.setattr(training, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
     seen: list[float] = []
     settings = Settings(STEPS / 60, tokens=256, length=16, long_length=16)
     result = train(model, corpus, settings, lambda progress: seen.append(progress.loss))

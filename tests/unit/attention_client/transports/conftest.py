@@ -27,7 +27,7 @@ from transport_bench import (
 NIXL = pytest.param("nixl", marks=pytest.mark.skipif(bool(why_not()), reason=why_not()))
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Where a package with transport `tcp` is installed."""
     folder = tmp_path_factory.mktemp("installed")
