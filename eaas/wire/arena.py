@@ -59,7 +59,7 @@ def _result_stride(result_capacity: int) -> int:
 
 
 def _flags_offset(slots: int) -> int:
-    return _HEADER.size + align(slots * _WORD.size)
+    return -(-(_HEADER.size + slots * _WORD.size) // LINE_BYTES) * LINE_BYTES
 
 
 def _bells_offset(slots: int) -> int:

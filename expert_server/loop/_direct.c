@@ -31,9 +31,8 @@ lies_in_buffer(const Direct *self, Py_ssize_t flags_offset, Py_ssize_t bells_off
            slots_offset >= bells_offset + lines + LINE_BYTES &&
            self->request_stride >= sizeof(RequestHeader) + limits->payload_capacity &&
            (size_t)result_stride >= sizeof(ResultHeader) + limits->result_capacity &&
-           ((self->request_stride | self->slot_stride | (size_t)flags_offset | (size_t)bells_offset |
-             (size_t)slots_offset | (uintptr_t)self->view.buf) %
-            LINE_BYTES) == 0 &&
+           ((self->request_stride | self->slot_stride | (size_t)slots_offset) % WIRE_ALIGNMENT) == 0 &&
+           (((size_t)flags_offset | (size_t)bells_offset | (uintptr_t)self->view.buf) % LINE_BYTES) == 0 &&
            (size_t)(self->view.len - slots_offset) / self->slot_stride >= (size_t)self->count;
 }
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from eaas.wire import SlotState
+from eaas.wire.slot import Status
 from expert_server.kernels import KernelSpec
 from expert_server.kernels.native import NativeKernel
 from expert_server.loop import loop
@@ -54,7 +55,7 @@ def answer(bench, grant: Grant, slot: int, **fields) -> float:
     """Wait for an answer and take it; returns its first value."""
     wait_until(lambda: bench.arena.flags.load(slot) == SlotState.DONE)
     status, rows_TH = bench.take(grant, slot, **fields)
-    assert status == 0
+    assert status == Status.OK
     return float(rows_TH[0, 0])
 
 

@@ -18,6 +18,7 @@ import eaas
 from eaas.errors import ConnectionLostError, SharedMemoryError
 from eaas.wire import Arena, SlotState
 from eaas.wire.arena import SHM_DIRECTORY, arena_bytes
+from eaas.wire.header import align
 from eaas.wire.slot import DOORBELL, REQUEST_HEADER_BYTES, RESULT_HEADER_BYTES, result_view
 from helper_process import output_of
 
@@ -64,12 +65,12 @@ def test_nothing_in_an_arena_overlaps(arena: Arena) -> None:
         arena.flags.interrupt(bell)
     head = arena.buffer[: regions[0][0]]
     for offset, length in regions:
-        assert offset % 64 == 0
+        assert offset == align(offset)
         assert not any(arena.buffer[offset : offset + length])
         arena.buffer[offset : offset + length] = b"\xff" * length
     assert arena.buffer[: regions[0][0]] == head
     assert [arena.generation(i) for i in range(SLOTS)] == [2**32 - 1] * SLOTS
-    assert [arena.flags.load(i) for i in range(SLOTS)] == [3] * SLOTS
+    assert [arena.flags.load(i) for i in range(SLOTS)] == [SlotState.OFFLINE] * SLOTS
     assert [arena.flags.seq(bell) for bell in range(SLOTS + 1)] == [1] * (SLOTS + 1)
     assert arena.incarnation == INCARNATION
 

@@ -43,18 +43,19 @@ for _ in range(turns):
 
 COUNTER = """
 import struct, sys
-from eaas.wire import Arena
+from eaas.wire import Arena, SlotState
 
+open_, locked = SlotState.FREE, SlotState.WRITTEN
 pid, fd, size, turns = map(int, sys.argv[1:])
 arena = Arena.attach(pid, fd, size)
 number, offset, flags = struct.Struct("<Q"), arena.request_offset(0), arena.flags
 print("ready", flush=True)
-assert flags.wait(1, 1, 1 << 1, 0, -1, -1, 60_000_000) == [1]
+assert flags.wait(1, 1, locked.mask, 0, -1, -1, 60_000_000) == [1]
 for _ in range(turns):
-    while not flags.compare_exchange(0, 0, 1):
+    while not flags.compare_exchange(0, open_, locked):
         pass
     number.pack_into(arena.buffer, offset, number.unpack_from(arena.buffer, offset)[0] + 1)
-    assert flags.exchange(0, 0) == 1
+    assert flags.exchange(0, open_) == locked
 """
 
 
@@ -137,7 +138,7 @@ def test_compare_exchange_has_one_winner() -> None:
             for process in (one, other):
                 assert process.stdout is not None
                 assert process.stdout.readline() == b"ready\n"
-            arena.flags.exchange(1, 1)  # Both spin for it: they start at once.
+            arena.flags.exchange(1, SlotState.WRITTEN)  # Both spin for it: they start at once.
             assert [process.wait(60) for process in (one, other)] == [0, 0]
             assert NUMBER.unpack_from(arena.buffer, arena.request_offset(0)) == (2 * turns,)
         finally:

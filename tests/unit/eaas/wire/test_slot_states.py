@@ -7,6 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from eaas.wire import Arena, RequestHeader, ResultHeader, SlotState
 from eaas.wire.slot import (
+    CHECKSUM_FLAG,
     SlotLimits,
     Status,
     WireDtype,
@@ -78,7 +79,7 @@ class SlotLife(RuleBasedStateMachine):
             batch_size=TOKENS,
             hidden_size=HIDDEN,
             top_k=TOP_K,
-            flags=1,
+            flags=CHECKSUM_FLAG,
         )
 
     def client_owns_the_slot(self) -> bool:
