@@ -13,7 +13,7 @@ from typing import Any
 from eaas.errors import ConfigError
 from eaas.log import get_logger
 
-__all__ = ["AUTO", "GROUP", "Transport", "known", "load", "names", "usable"]
+__all__ = ["AUTO", "BUILT_IN", "GROUP", "Transport", "known", "load", "names", "usable"]
 
 _log = get_logger(__name__)
 
@@ -61,6 +61,10 @@ _OURS = {
         "eaas.one_sided:why_not",
     ),
 }
+
+
+BUILT_IN = tuple(_OURS)
+"""Names of ours."""
 
 
 def names() -> tuple[str, ...]:

@@ -64,7 +64,7 @@ DemoModel = Annotated[
         show_default="a demo checkpoint",
     ),
 ]
-_TRANSPORTS = f"Transport to each server: auto, {', '.join(transports.names())}."
+_TRANSPORTS = f"Transport to each server: auto, {', '.join(transports.BUILT_IN)}."
 Transport = Annotated[str, typer.Option(help=_TRANSPORTS)]
 ConfigFile = Annotated[
     Path | None,

@@ -56,7 +56,7 @@ _FILES_PER_SERVER = 16
 @with_settings(
     {
         "transport": (
-            f"Transport to each server: auto (shm where possible), {', '.join(transports.names())}.",
+            f"Transport to each server: auto (shm where possible), {', '.join(transports.BUILT_IN)}.",
             "auto",
         ),
         "host": ("Address of the endpoint.", "127.0.0.1"),
