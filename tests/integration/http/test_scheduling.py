@@ -24,6 +24,7 @@ from frontend.access import Access
 from frontend.limits import ServeLimits
 from frontend.network.server import HttpServer
 from http_box import app_over
+from installed_package import install
 from simulator.caps.replay import replay
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -180,11 +181,8 @@ def test_a_strategy_that_fails_is_replaced(
     checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Requests continue; the metrics show the replacement."""
-    (tmp_path / "broken_strategy.py").write_text(BROKEN)
-    info = tmp_path / "broken_strategy-1.dist-info"
-    info.mkdir()
-    (info / "entry_points.txt").write_text("[eaas.strategies]\nbroken = broken_strategy:Broken\n")
-    monkeypatch.syspath_prepend(tmp_path)
+    given = {"broken": "Broken"}
+    install(tmp_path, monkeypatch, "eaas.strategies", "broken_strategy", given, BROKEN)
     with Served(checkpoint(), strategy="broken", **SMALL) as box:
         assert len(box.ask(PROMPTS)) == len(PROMPTS)
         found = box.metrics()

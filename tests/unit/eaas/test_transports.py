@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import sys
 from pathlib import Path
 
 import pytest
 
 from eaas import transports
 from eaas.errors import ConfigError
+from installed_package import install
 
 OTHERS = """
 from eaas.transports import Transport
@@ -22,18 +22,8 @@ def why_not(): return "no such card"
 
 @pytest.fixture(autouse=True)
 def other_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "other_transports.py").write_text(OTHERS)
-    info = tmp_path / "other_transports-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other-transports\nVersion: 1\n")
-    given = [
-        f"{name} = other_transports:{name}" for name in ("here", "elsewhere", "number", "gone")
-    ]
-    replaced = "shm = other_transports:here"
-    text = "\n".join(("[eaas.transports]", *given, replaced))
-    (info / "entry_points.txt").write_text(text + "\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "other_transports", raising=False)
+    given = {name: name for name in ("here", "elsewhere", "number", "gone")} | {"shm": "here"}
+    install(tmp_path, monkeypatch, transports.GROUP, "other_transports", given, OTHERS)
 
 
 def test_a_package_adds_a_transport_and_replaces_none(caplog: pytest.LogCaptureFixture) -> None:

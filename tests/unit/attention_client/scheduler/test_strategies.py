@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 from attention_client.scheduler import strategy, strategy_names
 from attention_client.scheduler.strategies import Context, PowerOfD, PowerOfDDot
 from eaas.errors import ConfigError
+from installed_package import install
 
 
 def select(
@@ -181,28 +181,26 @@ def test_a_former_strategy_names_its_successor() -> None:
         strategy("cost_bounded")
 
 
+OTHERS = """
+import numpy as np
+from attention_client.scheduler import SelectionStrategy
+
+class Youngest(SelectionStrategy):
+    name = "youngest"
+
+    def select(self, window_WE, batch_size, rng, context):
+        size = min(len(window_WE), batch_size)
+        return np.r_[0, np.arange(len(window_WE) - size + 1, len(window_WE))]
+
+class Stranger: pass
+"""
+
+
 @pytest.fixture
 def other_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An installed distribution with entry points of the group."""
-    (tmp_path / "other_scheduler.py").write_text(
-        "import numpy as np\n"
-        "from attention_client.scheduler import SelectionStrategy\n"
-        "class Youngest(SelectionStrategy):\n"
-        "    name = 'youngest'\n"
-        "    def select(self, window_WE, batch_size, rng, context):\n"
-        "        size = min(len(window_WE), batch_size)\n"
-        "        return np.r_[0, np.arange(len(window_WE) - size + 1, len(window_WE))]\n"
-        "class Stranger: pass\n"
-    )
-    info = tmp_path / "other_scheduler-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other-scheduler\nVersion: 1\n")
-    (info / "entry_points.txt").write_text(
-        "[eaas.strategies]\nyoungest = other_scheduler:Youngest\nstranger = other_scheduler:Stranger\n"
-        "gone = other_scheduler:Gone\nfcfs = other_scheduler:Stranger\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "other_scheduler", raising=False)
+    given = {"youngest": "Youngest", "stranger": "Stranger", "gone": "Gone", "fcfs": "Stranger"}
+    install(tmp_path, monkeypatch, "eaas.strategies", "other_scheduler", given, OTHERS)
 
 
 @pytest.mark.usefixtures("other_package")

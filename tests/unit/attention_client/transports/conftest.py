@@ -12,6 +12,7 @@ import torch
 from eaas.one_sided import why_not
 from eaas_cli.local.fork_server import ForkServer
 from eaas_cli.local.process import ChildProcess, wait_ready
+from installed_package import install
 from transport_bench import (
     LARGE,
     PATIENCE_S,
@@ -31,12 +32,8 @@ NIXL = pytest.param("nixl", marks=pytest.mark.skipif(bool(why_not()), reason=why
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Where a package with transport `tcp` is installed."""
     folder = tmp_path_factory.mktemp("installed")
-    info = folder / "tcp_transport-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tcp-transport\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[eaas.transports]\ntcp = tcp_transport:TCP\n")
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(folder)
+        install(folder, patch, "eaas.transports", "tcp_transport", {"tcp": "TCP"})
         yield str(folder)
 
 

@@ -1,6 +1,5 @@
 """Policies of other packages, found by their entry points."""
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +8,7 @@ import pytest
 from balancer.planner.layout import Settings, Situation, lay_out
 from balancer.policies import names, plan
 from balancer.policies.spread import spread
+from installed_package import install
 from simulator import replay
 from simulator.traces import generate_trace
 
@@ -44,17 +44,8 @@ LOAD_LE = np.array([[5.0, 3.0, 2.0, 1.0]])
 
 @pytest.fixture(autouse=True)
 def _other_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "other_policies.py").write_text(_MODULE)
-    info = tmp_path / "other_policies-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other-policies\nVersion: 1\n")
-    given = [
-        *(f"{name} = other_policies:{name}" for name in ("hottest", *_BROKEN)),
-        "eplb = other_policies:nothing",
-    ]
-    (info / "entry_points.txt").write_text("[eaas.policies]\n" + "\n".join(given) + "\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "other_policies", raising=False)
+    given = {name: name for name in ("hottest", *_BROKEN)} | {"eplb": "nothing"}
+    install(tmp_path, monkeypatch, "eaas.policies", "other_policies", given, _MODULE)
 
 
 def test_another_package_adds_a_policy() -> None:
