@@ -21,9 +21,9 @@ class RangeServer:
         ranges: (file, first byte, byte after the last) of each answered GET.
         targets: Path and query of each request.
         headers: Header fields of the latest request.
-        fault: Called with method, file name and number of the request (from 1) before each answer. Returns
-            a status to answer instead, "whole" (ignore the range), "cut" (end the body early) or seconds to
-            wait; None: no fault.
+        fault: Called before each answer with method, file name and how often the same bytes were asked for
+            (from 1). Returns a status to answer instead, "whole" (ignore the range), "cut" (end the body early)
+            or seconds to wait; None: no fault.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -35,6 +35,7 @@ class RangeServer:
         self.fault: Callable[[str, str, int], int | str | float | None] = lambda *_: None
         self.lock = threading.Lock()
         self.ended = threading.Event()
+        self._attempts: Counter[tuple[str, str, str]] = Counter()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self._server.daemon_threads = True
         self._thread = threading.Thread(
@@ -44,6 +45,12 @@ class RangeServer:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self._server.server_port}/models/m"
+
+    def attempt(self, request: BaseHTTPRequestHandler) -> int:
+        """Counts a request: how often its bytes have been asked for (from 1). Needs `lock`."""
+        key = (request.command, request.path, request.headers.get("Range", ""))
+        self._attempts[key] += 1
+        return self._attempts[key]
 
     def __enter__(self) -> RangeServer:
         self._thread.start()
@@ -71,7 +78,7 @@ def _handler(box: RangeServer) -> type[BaseHTTPRequestHandler]:
             with box.lock:
                 box.targets.append(self.path)
                 box.headers = dict(self.headers)
-                fault = box.fault(self.command, name, len(box.targets))
+                fault = box.fault(self.command, name, box.attempt(self))
             if isinstance(fault, float):
                 box.ended.wait(fault)
             file = box.directory / name

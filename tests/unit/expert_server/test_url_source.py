@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from itertools import pairwise
+from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -345,13 +345,9 @@ def test_another_hosts_files_come_through_the_proxy(monkeypatch, server, source)
 
 
 def test_http_stalls_and_failures_are_tried_again(server: RangeServer, source: Sources) -> None:
-    """Each third request fails in another way."""
-    faults: list[int | str | float] = [503, 60.0, "cut", 429, 500]
-
-    def fault(_method: str, _name: str, number: int) -> int | str | float | None:
-        return None if number % 3 else faults[number // 3 % len(faults)]
-
-    server.fault = fault
+    """The first attempt at each request fails, in ways that take turns."""
+    faults = cycle([503, 60.0, "cut", 429, 500])
+    server.fault = lambda _method, _name, attempt: next(faults) if attempt == 1 else None
     there = ExpertReader(Checkpoint.open(source(server.url, 1.5)))
     assert_same_experts(there, ExpertReader(Checkpoint.open(server.directory)), 1, [0, 7])
 
