@@ -63,7 +63,8 @@ EXTENSIONS = [
     extension(
         "attention_client.exchange._exchange",
         files(
-            CLIENT, "exchange/exchange exchange/lane exchange/tensors dispatch/route dispatch/level"
+            CLIENT,
+            "exchange/exchange exchange/slots exchange/tensors dispatch/route dispatch/level",
         ),
         *("-O3", "-std=c11"),
     ),

@@ -97,11 +97,9 @@ class Cluster:
         self._members: MembershipView | None = None
         self._state = MemberState.JOINING
         self._closed = False
-        policy = dispatch_policy(config.dispatch)
-        self._levels = policy.levels
         dispatcher = Dispatcher(
             replicas=self,
-            policy=policy,
+            policy=dispatch_policy(config.dispatch),
             timeout_s=config.layer_timeout_s,
             attempt_timeout_s=config.attempt_timeout_s,
             hedges=HedgeBudget(config.hedge_share),
@@ -110,7 +108,9 @@ class Cluster:
             traces=traces,
             on_stale=self._on_stale,
         )
+        self._levels = dispatcher.policy.levels
         self._calls = LayerCalls(dispatcher, config.checksum)
+        metrics.refresh_with(self._calls.compiled.read)
         self._servers = ServerConnections(
             self.client_id, shape, config, metrics, self._changed, self._refresh, tls
         )

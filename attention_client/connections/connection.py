@@ -12,12 +12,11 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-import numpy as np
-
 from attention_client.connections.deadlines import ServiceTimes
-from attention_client.connections.link import Link, lane_of
+from attention_client.connections.link import Link, slots_of
 from attention_client.connections.messages import Answer, LayerInput, Ticket
 from attention_client.dispatch.parts import Part
+from attention_client.exchange import AWAITED, CAME, REVOKED
 from attention_client.telemetry.metrics import ClientMetrics
 from attention_client.telemetry.request_outcomes import Outcome
 from eaas.errors import (
@@ -34,7 +33,6 @@ from eaas.wire.slot import (
     WireDtype,
     max_tokens,
     seal,
-    validate_result,
     verify,
     write_trace,
 )
@@ -48,7 +46,6 @@ _WRITING_S = 1.0
 # Pause before damaged bytes are read again.
 _SETTLE_S = 0.0002
 _ANSWERED = SlotState.DONE.mask | SlotState.OFFLINE.mask
-_WRITTEN, _DONE = SlotState.WRITTEN, SlotState.DONE
 _OK = Status.OK
 
 
@@ -114,8 +111,8 @@ class Connection:
         self._metrics = metrics
         # Held briefly, and never while taking another lock.
         self._lock = threading.Lock()
-        # The free slots, for requests made here and by compiled layer calls.
-        self.lane = lane_of(link, hidden_size)
+        # For requests made here and by compiled layer calls.
+        self.slots = slots_of(link, hidden_size)
         # True until the server answers, then False while the answer is read.
         self._tickets: dict[Ticket, bool] = {}
         self._abandoned: dict[int, _Abandoned] = {}
@@ -129,17 +126,26 @@ class Connection:
         """Name of the transport that carries the slots: shm, grpc or nixl, also if `auto` chose it."""
         return self._link.transport
 
+    @property
+    def is_direct(self) -> bool:
+        """Whether the server itself polls the slots; else `notify` tells it of a request."""
+        return self._link.direct
+
+    def notify(self, slot: int) -> None:
+        """Tell the server of a request that a compiled layer call has written into this slot."""
+        self._link.notify(slot)
+
     # -- state ----------------------------------------------------------------------------------------
 
     @property
     def in_flight(self) -> int:
         """Number of slots that are not free, abandoned and quarantined ones included."""
-        return self._link.slots - self.lane.free
+        return self._link.slots - self.slots.free_count
 
     @property
     def work_in_flight(self) -> float:
         """Unanswered work (`dispatch.parts.Part`), abandoned requests too; dispatch counts it as backlog."""
-        return self.lane.work
+        return self.slots.work
 
     def max_tokens(self, top_k: int, dtype: WireDtype) -> int:
         """Return how many tokens fit into one slot; dispatch cuts larger parts."""
@@ -165,7 +171,7 @@ class Connection:
             if self.lost_reason is not None:
                 return
             self.lost_reason = reason
-            self.lane.stop()
+            self.slots.stop()
         self.wake()
         self._on_lost(self)
 
@@ -187,7 +193,7 @@ class Connection:
             self._closing = True
         # Wait for writes in progress, because the server may grant the slots to others at once.
         deadline = time.monotonic() + _WRITING_S
-        while (self._writers or self.lane.writers) and time.monotonic() < deadline:
+        while (self._writers or self.slots.writers) and time.monotonic() < deadline:
             time.sleep(_SETTLE_S)
         self._link.close()
         with self._lock:
@@ -219,57 +225,57 @@ class Connection:
             raise WrongRequestError(
                 f"hidden size {inputs.x_TH.shape[1]}, the server has {self._hidden_size}"
             )
-        header = RequestHeader.of(
-            dtype=inputs.dtype,
-            generation=self._link.generation,
-            request_id=next(self._request_ids),
-            epoch=epoch,
-            budget_us=int(budget_s * 1e6),
-            layer=inputs.layer,
-            batch_size=rows,
-            hidden_size=self._hidden_size,
-            top_k=top_k,
-            flags=self._header_flags,
-        )
-        ticket = self._take_slot(header.request_id, rows, part.work)
+        ticket = self._take_slot(next(self._request_ids), rows, part.work)
         try:
-            self._write(ticket, inputs, part, header, trace)
+            self._write(ticket, inputs, epoch, part, top_k, budget_s, trace)
         finally:
             with self._lock:
                 self._writers -= 1
         return ticket
 
     def _write(
-        self, ticket: Ticket, inputs: LayerInput, part: Part, header: RequestHeader, trace: bytes
+        self,
+        ticket: Ticket,
+        inputs: LayerInput,
+        epoch: int,
+        part: Part,
+        top_k: int,
+        budget_s: float,
+        trace: bytes,
     ) -> None:
         """Fill a ticket's slot with its request and hand it to the server. A failure ends the ticket."""
-        arena, slot = self._link.arena, ticket.slot
-        # After a long pause of this process the slot may belong to another client.
-        if arena.generation(slot) != self._link.generation:
-            raise self._taken_back(ticket)
-        offset = arena.request_offset(slot)
+        slot, slots = ticket.slot, self.slots
         try:
-            hidden_view, ids_view, scores_view = self._views.payload(slot, header)
-            if header.batch_size == inputs.x_TH.shape[0]:
-                hidden_view[...] = inputs.x_TH
-                scores_view[...] = inputs.scores_TK
-            else:
-                # Use "clip", because with "raise" NumPy copies through a buffer.
-                np.take(inputs.x_TH, part.rows_R, axis=0, out=hidden_view, mode="clip")
-                np.take(inputs.scores_TK, part.rows_R, axis=0, out=scores_view, mode="clip")
-            ids_view[...] = part.ids_RK
-            if self._header_flags:
-                seal(arena.buffer, offset, header, trace)
-            else:
-                header.pack_into(arena.buffer, offset)
-                if trace:
-                    write_trace(arena.buffer, offset, trace)
+            written = slots.write(
+                slot,
+                ticket.request_id,
+                self._header_flags,
+                int(budget_s * 1e6),
+                epoch,
+                inputs.layer,
+                inputs.dtype,
+                inputs.x_TH,
+                inputs.scores_TK,
+                top_k,
+                part.rows_R,
+                part.ids_RK,
+            )
+            if written and (self._header_flags or trace):
+                self._add_to_header(slot, trace)
         except BaseException:  # Usually from a signal handler. Nothing was handed over yet.
             self._end(ticket, free=True)
             raise
-        if not arena.client_write_done(slot):
+        # After a long pause of this process the slot may belong to another client.
+        if not (written and slots.hand_over(slot)):
             raise self._taken_back(ticket)
         self._link.notify(slot)
+
+    def _add_to_header(self, slot: int, trace: bytes) -> None:
+        buffer, offset = self._link.arena.buffer, self._link.arena.request_offset(slot)
+        if self._header_flags:
+            seal(buffer, offset, RequestHeader.unpack_from(buffer, offset), trace)
+        else:
+            write_trace(buffer, offset, trace)
 
     def seq(self) -> int:
         """Return the reply doorbell's count. Read it before polling, then pass it to `wait`."""
@@ -298,24 +304,17 @@ class Connection:
             SlotCorruptError: The answer belongs to another request, or bytes of the request or answer were
                 damaged (with checksums; that slot is not used again).
         """
-        state = self._flags.load(ticket.slot)
-        if state == _WRITTEN and self.lost_reason is None:
-            return None
-        if state != _DONE:
-            raise self._taken_back(ticket)
-        arena = self._link.arena
-        offset = arena.result_offset(ticket.slot)
-        if arena.generation(ticket.slot) != self._link.generation:
-            raise self._taken_back(ticket)
         try:
-            header = self._read_header(ticket, offset)
+            header = self._read_header(ticket)
         except SlotCorruptError as error:
             if not self._header_flags:
                 # Probably an answer to another request, so the slot itself is undamaged.
                 self.release(ticket)
                 self._metrics.late_answers.inc()
                 raise
-            header = self._read_again(ticket, offset, error)
+            header = self._read_again(ticket, error)
+        if header is None:
+            return None
         if header.status == _OK:
             self._answered(ticket)
             return Answer(header, self._views.result(ticket.slot, ticket.rows))
@@ -325,34 +324,35 @@ class Connection:
         self.release(ticket)
         return Answer(header, None)
 
-    def _read_header(self, ticket: Ticket, offset: int) -> ResultHeader:
-        """Read an answer's header and check that it answers this request, undamaged.
+    def _read_header(self, ticket: Ticket) -> ResultHeader | None:
+        """Read an answer's header and check that it answers this request, undamaged; None: no answer yet.
 
         Raises:
+            ConnectionLostError: As `poll`; ends the ticket.
             SlotCorruptError: It answers another request, or bytes are damaged.
         """
-        arena = self._link.arena
-        header = ResultHeader.unpack_from(arena.buffer, offset)
-        validate_result(
-            header,
-            result_capacity=self._link.result_capacity,
-            rows=ticket.rows,
-            hidden_size=self._hidden_size,
-            generation=self._link.generation,
-            request_id=ticket.request_id,
-        )
-        if self._header_flags:
-            verify(arena.buffer, offset, header)
-        return header
+        slot = ticket.slot
+        state, header_bytes, fault = self.slots.answer_of(slot, ticket.request_id, ticket.rows)
+        if state == CAME:
+            header = ResultHeader.unpack_from(header_bytes, 0)
+            if self._header_flags:
+                arena = self._link.arena
+                verify(arena.buffer, arena.result_offset(slot), header)
+            return header
+        if state == REVOKED or (state == AWAITED and self.lost_reason is not None):
+            raise self._taken_back(ticket)
+        if state == AWAITED:
+            return None
+        raise SlotCorruptError(f"slot {slot}, request {ticket.request_id}: wrong {fault}")
 
-    def _read_again(self, ticket: Ticket, offset: int, error: SlotCorruptError) -> ResultHeader:
+    def _read_again(self, ticket: Ticket, error: SlotCorruptError) -> ResultHeader | None:
         """Read a damaged answer once more, because bytes may arrive after their flag.
 
         If it is still damaged, quarantines the slot and raises the first error.
         """
         time.sleep(_SETTLE_S)
         try:
-            return self._read_header(ticket, offset)
+            return self._read_header(ticket)
         except SlotCorruptError:
             self._quarantine(ticket)
             raise error from None
@@ -363,8 +363,7 @@ class Connection:
         Returns:
             Whether the slot still belonged to this connection; if not, the data read may be invalid.
         """
-        arena, slot = self._link.arena, ticket.slot
-        own = arena.generation(slot) == self._link.generation and arena.client_free(slot)
+        own = self.slots.free(ticket.slot)
         self._end(ticket, free=own)
         if not own:
             self.lose(_TAKEN_BACK)
@@ -384,7 +383,7 @@ class Connection:
             if unanswered is None:
                 return
             self._abandoned[ticket.slot] = _Abandoned(ticket, overdue, unanswered)
-            self.lane.abandoned = len(self._abandoned)
+            self.slots.abandoned = len(self._abandoned)
             self._let_go()
 
     def adopt(self, slot: int, request_id: int, rows: int, work: float) -> Ticket:
@@ -392,9 +391,9 @@ class Connection:
         ticket = Ticket(slot, request_id, rows, work)
         with self._lock:
             self._tickets[ticket] = True
-            self.lane.add_work(work)
+            self.slots.add_work(work)
             # From here on, the ticket keeps the arena open.
-            self.lane.leave()
+            self.slots.leave()
         return ticket
 
     # -- slots ----------------------------------------------------------------------------------------
@@ -405,14 +404,14 @@ class Connection:
         with self._lock:
             if self.lost_reason is not None:
                 raise ConnectionLostError(f"{self.server_id}: {self.lost_reason}")
-            slot = self.lane.take()
+            slot = self.slots.take()
             if slot < 0:
                 own = self._reclaim_late()
-                slot = self.lane.take()
+                slot = self.slots.take()
             if slot >= 0:
                 ticket = Ticket(slot, request_id, rows, work)
                 self._tickets[ticket] = True
-                self.lane.add_work(work)
+                self.slots.add_work(work)
                 self._writers += 1
                 return ticket
         if not own:
@@ -441,21 +440,21 @@ class Connection:
         with self._lock:
             if self._tickets.get(ticket):
                 self._tickets[ticket] = False
-                self.lane.add_work(-ticket.work)
+                self.slots.add_work(-ticket.work)
 
     def _end(self, ticket: Ticket, *, free: bool) -> None:
         with self._lock:
             if self._tickets.pop(ticket, False):
-                self.lane.add_work(-ticket.work)
+                self.slots.add_work(-ticket.work)
             if free:
-                self.lane.give(ticket.slot)
+                self.slots.give(ticket.slot)
             self._let_go()
 
     def _let_go(self) -> None:
         """Close the arena if it is unlinked and no ticket is open; the lock is held."""
-        if self._unlinked and not self._tickets and not self.lane.users:
+        if self._unlinked and not self._tickets and not self.slots.users:
             self._views.clear()
-            self.lane.release()
+            self.slots.release()
             self._link.arena.close()
 
     def _reclaim_late(self) -> bool:
@@ -463,21 +462,20 @@ class Connection:
 
         The lock is held, and the arena is open. Returns whether the slots still belong to this connection.
         """
-        arena = self._link.arena
         for slot, abandoned in tuple(self._abandoned.items()):
-            if arena.generation(slot) != self._link.generation:
-                return False
-            if self._flags.load(slot) != SlotState.DONE:
+            ticket = abandoned.ticket
+            state, header_bytes, _ = self.slots.answer_of(slot, ticket.request_id, ticket.rows)
+            if state == AWAITED:
                 continue
-            answer = ResultHeader.unpack_from(arena.buffer, arena.result_offset(slot))
-            if arena.client_free(slot):
-                del self._abandoned[slot]
-                self.lane.abandoned = len(self._abandoned)
-                if abandoned.unanswered:
-                    self.lane.add_work(-abandoned.ticket.work)
-                self.lane.give(slot)
-                self._metrics.late_answers.inc()
-                # Do not count a late error as an answer, because the timeout was counted already.
-                if answer.status == Status.OK and answer.request_id == abandoned.ticket.request_id:
-                    self._metrics.outcomes.count(self, Outcome.ANSWERED)
+            if not self.slots.free(slot):
+                return False
+            del self._abandoned[slot]
+            self.slots.abandoned = len(self._abandoned)
+            if abandoned.unanswered:
+                self.slots.add_work(-ticket.work)
+            self.slots.give(slot)
+            self._metrics.late_answers.inc()
+            # Do not count a late error as an answer, because the timeout was counted already.
+            if state == CAME and ResultHeader.unpack_from(header_bytes, 0).status == Status.OK:
+                self._metrics.outcomes.count(self, Outcome.ANSWERED)
         return True

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from attention_client.exchange import Lane
+from attention_client.exchange import Slots
 from eaas.wire import Arena
 from eaas.wire.slot import DOORBELL
 
-__all__ = ["Link", "lane_of"]
+__all__ = ["Link", "slots_of"]
 
 
 class Link(Protocol):
@@ -40,10 +40,10 @@ class Link(Protocol):
         """
 
 
-def lane_of(link: Link, hidden_size: int) -> Lane:
-    """Make the lane of a link's slots, for the connection and for compiled layer calls."""
+def slots_of(link: Link, hidden_size: int) -> Slots:
+    """Map the slots of a link, for the connection and for compiled layer calls."""
     arena = link.arena
-    return Lane(
+    return Slots(
         arena.buffer,
         *arena.offsets,
         arena.request_stride,

@@ -54,8 +54,10 @@ class LayerInput:
             raise WrongRequestError(
                 f"hidden states in {x_TH.dtype}, the wire has {[*WIRE_DTYPES]}"
             ) from None
-        raw = x_TH.view(torch.uint16) if dtype is WireDtype.BFLOAT16 else x_TH
-        return cls(layer, raw.numpy(), dtype, scores_TK)
+        # The compiled verbs need contiguous arrays.
+        raw = x_TH.contiguous()
+        raw = raw.view(torch.uint16) if dtype is WireDtype.BFLOAT16 else raw
+        return cls(layer, raw.numpy(), dtype, np.ascontiguousarray(scores_TK))
 
 
 @dataclass(eq=False, slots=True)

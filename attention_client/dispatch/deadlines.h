@@ -4,6 +4,8 @@
 
 #include <stdint.h>
 
+#include "../../eaas/wire/mutant.h"
+
 /* Size classes of requests: the bit length of the number of tokens. */
 #define SIZE_CLASSES 32
 /* A short request gets six times its usual time; a long one varies less and gets twice. */
@@ -38,7 +40,7 @@ static inline double
 hedge_s(double usual_s, double tail)
 {
     double after_s = usual_s * tail;
-    return after_s > LEAST_HEDGE_S ? after_s : LEAST_HEDGE_S;
+    return after_s > LEAST_HEDGE_S && !MUTANT(21) ? after_s : LEAST_HEDGE_S;
 }
 
 #endif

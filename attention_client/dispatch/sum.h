@@ -7,6 +7,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "../../eaas/wire/mutant.h"
+
 /* An answer. */
 typedef struct {
     const int64_t *row_R;  /* its tokens, ascending */
@@ -22,7 +24,7 @@ sum_token(float *out, ptrdiff_t t, ptrdiff_t hidden, Addend *addends, ptrdiff_t 
 {
     bool covered = false;
     for (ptrdiff_t i = 0; i < count; i++) {
-        Addend *addend = &addends[i];
+        Addend *addend = &addends[MUTANT(19) ? count - 1 - i : i];
         if (addend->next == addend->rows || addend->row_R[addend->next] != t) {
             continue;
         }

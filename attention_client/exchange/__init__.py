@@ -1,5 +1,14 @@
-"""The compiled common case of a layer call: slots, requests and answers without a fault."""
+"""Slots, requests and answers of layer calls, compiled."""
 
-from attention_client.exchange._exchange import Exchange, Lane, Route, reads_tensors
+from attention_client.exchange._exchange import (
+    AWAITED,
+    CAME,
+    REVOKED,
+    WRONG,
+    Exchange,
+    Route,
+    Slots,
+    reads_tensors,
+)
 
-__all__ = ["Exchange", "Lane", "Route", "reads_tensors"]
+__all__ = ["AWAITED", "CAME", "REVOKED", "WRONG", "Exchange", "Route", "Slots", "reads_tensors"]

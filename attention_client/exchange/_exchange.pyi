@@ -1,5 +1,6 @@
 from collections.abc import Sequence
 from mmap import mmap
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -7,13 +8,24 @@ import torch
 
 _Float32 = npt.NDArray[np.float32]
 _Int32 = npt.NDArray[np.int32]
+_Int64 = npt.NDArray[np.int64]
 _Float64 = npt.NDArray[np.float64]
 
 reads_tensors: int
 """Whether this torch has DLPack's C exchange interface, without which `Route.start` sends nothing."""
 
-class Lane:
-    """The client's slots on one server: which are free, and their memory. Thread-safe."""
+AWAITED: int
+REVOKED: int
+WRONG: int
+CAME: int
+"""What `Slots.answer_of` finds."""
+
+class Slots:
+    """The client's slots on one server: which are free, their memory, and the verbs on them. Thread-safe.
+
+    `write`, `hand_over`, `answer_of` and `free` are the steps of one request in this order (`slot.h`). They
+    raise ValueError for a slot that is not the client's, and after `release`.
+    """
 
     def __new__(
         cls,
@@ -33,14 +45,14 @@ class Lane:
         generation: int,
         hidden: int,
         direct: bool,
-    ) -> Lane:
-        """Map the slots. `direct`: the server polls this memory and hears its doorbell; else no exchange
-        uses the lane.
+    ) -> Slots:
+        """Map the slots. `direct`: the server polls this memory and hears its doorbell; else the caller of
+        `Route.start` tells it of each request.
 
         Raises:
             ValueError: The slots do not lie in the buffer.
         """
-    free: int
+    free_count: int
     """Number of free slots."""
     work: float
     """Work in flight (`dispatch.parts.Part.work`)."""
@@ -51,11 +63,50 @@ class Lane:
     abandoned: int
     """Requests that nobody waits for and the server has not answered; routes stay away meanwhile."""
 
+    def write(
+        self,
+        slot: int,
+        request_id: int,
+        flags: int,
+        budget_us: int,
+        epoch: int,
+        layer: int,
+        dtype: int,
+        x: npt.NDArray[Any],
+        scores: _Float32,
+        top_k: int,
+        rows: _Int64,
+        ids: _Int32,
+        /,
+    ) -> bool:
+        """Write a request into a free slot: (T, H), (T, K), the tokens (R) and their experts (R, K).
+
+        Arrays are contiguous. Returns False, with nothing written, if the server took the slot back.
+
+        Raises:
+            ValueError: The arrays do not match, or the request does not fit the slot.
+        """
+
+    def hand_over(self, slot: int, /) -> bool:
+        """Give a written slot to the server; the caller then tells it. False: it took the slot back."""
+
+    def answer_of(self, slot: int, request_id: int, rows: int, /) -> tuple[int, bytes, str]:
+        """Look for a request's answer.
+
+        Returns:
+            AWAITED: there is none yet. REVOKED: the server took the slot back. WRONG: it is no answer to this
+            request; the last item says why. CAME: with the header of a result or refusal.
+        """
+
+    def free(self, slot: int, /) -> bool:
+        """Free an answered slot for the client's next request (`give`). False: the server took it back, and
+        what was read of the result may be wrong."""
+
     def take(self) -> int:
         """Take a free slot; -1 if there is none."""
 
     def give(self, slot: int, /) -> None:
-        """Give a slot back."""
+        """Put a slot among the free ones."""
 
     def add_work(self, work: float, /) -> None:
         """Change the work in flight."""
@@ -80,19 +131,29 @@ class Exchange:
     """The view of its route."""
     top_k: int
     """Experts of a token."""
+    sent: list[tuple[int, int]]
+    """(server, slot) of each request that was handed over."""
+    awaited: tuple[int, float] | None
+    """Server of the first request without an answer, and when any of them is late (monotonic seconds)."""
 
     def finish(self) -> torch.Tensor | None:
-        """Wait for the answers, sum them in float32 and free the slots.
+        """Wait for the answers, sum them in float32 and free the slots: `advance` and `collect` with waits.
 
         Returns:
             (T, H) in the dtype of the hidden states. None: an answer is late, lost or not a result, or a
             slot was lost during the sum; `requests` returns what is left to wait for.
         """
 
+    def advance(self, now: float, /) -> bool | None:
+        """Look for the answers. True: all came. False: `finish` would return None. None: wait on."""
+
+    def collect(self, now: float, /) -> torch.Tensor | None:
+        """Sum the answers after `advance` has returned True. Returns as `finish`."""
+
     def requests(
         self,
     ) -> list[tuple[int, int, int, bytes, bytes, float, float, float, float]]:
-        """Hand over what is in flight; the exchange is over. Call `Lane.leave` once for each request.
+        """Hand over what is in flight; the exchange is over. Call `Slots.leave` once for each request.
 
         Returns:
             (server, slot, request id, tokens as int64, experts as int32, work, sent at, hedge at, expires at)
@@ -105,7 +166,7 @@ class Route:
     def __new__(
         cls,
         view: object,
-        lanes: Sequence[Lane | None],
+        slots: Sequence[Slots | None],
         firsts: _Int32,
         held_by: _Int32,
         shares: _Float32,
@@ -114,7 +175,7 @@ class Route:
         levels: bool,
         least_s: float,
     ) -> Route:
-        """Use these replicas: the arrays of `eaas.replicas.Replicas`, on servers with a lane.
+        """Use these replicas: the arrays of `eaas.replicas.Replicas`, on servers with slots.
 
         `view`: for `Exchange.view`. `least_s`: least seconds to wait for a server.
 
@@ -135,11 +196,13 @@ class Route:
         wanted: torch.Tensor | None,
         epoch: int,
         left_s: float,
+        now: float,
         /,
     ) -> Exchange | None:
         """Send a layer call's requests: (T, H), (T, K), (T, K), bool (T) or None for all tokens.
 
-        The tensors must not change until the call ends.
+        The tensors must not change until the call ends. `left_s` is what is left of the call's time at `now`.
+        Servers whose slots are not `direct` must be told of their request (`Exchange.sent`).
 
         Returns:
             None if the call is not of the common case (a tensor that is strided, on a device or of another

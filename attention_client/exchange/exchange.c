@@ -4,19 +4,21 @@
  * a fault is compiled. Anything else ends it: `Exchange.requests` hands what is in flight to `call.LayerCall`, which
  * knows about refusals, timeouts, hedges and failover.
  *
- *     Lane      the client's slots on one server: which are free, and the memory that holds them (lane.c)
+ *     Slots     the client's slots on one server: which are free, and the memory that holds them (slots.c)
  *     Route     the servers of one placement, with their shares: chooses and sends (`start`)
- *     Exchange  the requests of one layer call, until their answers are summed (`finish`)
+ *     Exchange  the requests of one layer call, until their answers are summed: `advance` looks for them at a given
+ *               time, `collect` sums them; `finish` waits between such looks
  *
- * Lanes, routes and exchanges change only under the GIL; waits and sums run without it.
+ * They change only under the GIL; waits and sums run without it. The time is an argument of all but `finish`, so that
+ * a simulation drives this very code.
  */
 #include "exchange.h"
 
 #include "../dispatch/sum.h"
 #include "tensors.h"
 
+#include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 #define MOST_PARTS 64
 /* Times that a route keeps until `Route.take` reads them; later ones are dropped. */
@@ -24,8 +26,6 @@
 /* The compiled requests' ids, which Python's never reach. */
 #define OWN_IDS (UINT64_C(1) << 63)
 #define SPIN_NS UINT64_C(20000)
-/* Larger requests are written without the GIL. */
-#define BRIEF_BYTES (64 << 10)
 
 typedef struct {
     int32_t server, rows;
@@ -35,7 +35,7 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     PyObject *view;  /* the caller's: what the servers are */
-    PyObject *lanes; /* tuple of Lane or None, by server */
+    PyObject *slots_S; /* tuple of Slots or None */
     Array replicas[3]; /* first_X of each layer, server_N, share_N: see route.h */
     Py_ssize_t layers, servers, experts;
     double load_pairs;
@@ -53,29 +53,31 @@ typedef struct {
 } Route;
 
 typedef struct {
-    Lane *lane; /* a reference */
-    int32_t server, slot, rows, first;
-    bool done, exact;
-    uint64_t request_id;
-    double work, pairs, sent_at, hedge_at, expires_at, arrived_at;
+    Slots *slots; /* a reference */
+    int32_t server, slot, first;
+    Part part;
+    bool sent;  /* handed over */
+    bool exact; /* the answer came while it was waited for */
+    double work, pairs, sent_at, hedge_at, expires_at, arrived_at, service_s, queue_s;
 } Request;
 
 typedef struct {
     PyObject_HEAD
     Route *route;  /* a reference */
     PyObject *x;   /* the hidden states: the result is made like them */
-    int dtype;
+    Inputs inputs;
     int64_t *rows_R; /* the tokens of all requests, and their experts behind them */
     int32_t *ids_RK;
-    Py_ssize_t tokens, top_k, hidden;
+    Py_ssize_t tokens, hidden;
     uint64_t pairs;
     double started_at;
     int count;
-    bool over; /* finished, or handed over */
+    int answered; /* the first ones have their answers */
+    bool over;    /* finished, or handed over */
     Request requests[MOST_PARTS];
 } Exchange;
 
-static PyTypeObject *lane_type, *route_type, *exchange_type;
+static PyTypeObject *slots_type, *route_type, *exchange_type;
 static uint64_t next_id = OWN_IDS;
 
 static double
@@ -91,7 +93,7 @@ route_dealloc(Route *self)
 {
     PyTypeObject *type = Py_TYPE((PyObject *)self);
     Py_XDECREF(self->view);
-    Py_XDECREF(self->lanes);
+    Py_XDECREF(self->slots_S);
     close_arrays(self->replicas, COUNT_OF(self->replicas));
     free(self->calls);
     free(self->rate_S);
@@ -126,30 +128,30 @@ open_replicas(Route *self, PyObject *firsts, PyObject *held_by, PyObject *shares
 static PyObject *
 route_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"view", "lanes", "firsts", "held_by", "shares", "layers", "experts", "levels", "least_s", NULL};
-    PyObject *view, *lanes, *firsts, *held_by, *shares;
+    static char *names[] = {"view", "slots", "firsts", "held_by", "shares", "layers", "experts", "levels", "least_s", NULL};
+    PyObject *view, *slots_S, *firsts, *held_by, *shares;
     Py_ssize_t layers, experts;
     double least_s;
     int levels;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOnnpd:Route", names, &view, &lanes, &firsts, &held_by,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOnnpd:Route", names, &view, &slots_S, &firsts, &held_by,
                                      &shares, &layers, &experts, &levels, &least_s)) {
         return NULL;
     }
     Route *self = (Route *)PyType_GenericAlloc(type, 0);
-    if (self == NULL || (self->lanes = PySequence_Tuple(lanes)) == NULL) {
+    if (self == NULL || (self->slots_S = PySequence_Tuple(slots_S)) == NULL) {
         Py_XDECREF((PyObject *)self);
         return NULL;
     }
     self->view = Py_NewRef(view);
-    Py_ssize_t servers = PyTuple_Size(self->lanes);
+    Py_ssize_t servers = PyTuple_Size(self->slots_S);
     bool right = servers >= 1 && servers <= MOST_SERVERS && layers >= 1 && experts >= 1 && experts <= INT32_MAX &&
                  layers <= PY_SSIZE_T_MAX / 64 / (experts + 1);
     for (Py_ssize_t s = 0; right && s < servers; s++) {
-        PyObject *lane = PyTuple_GetItem(self->lanes, s);
-        right = lane == Py_None || PyObject_TypeCheck(lane, lane_type);
+        PyObject *slots = PyTuple_GetItem(self->slots_S, s);
+        right = slots == Py_None || PyObject_TypeCheck(slots, slots_type);
     }
     if (!right) {
-        PyErr_SetString(PyExc_ValueError, "lanes, layers or experts out of range");
+        PyErr_SetString(PyExc_ValueError, "slots, layers or experts out of range");
     }
     else if (open_replicas(self, firsts, held_by, shares, layers, experts, servers)) {
         self->layers = layers;
@@ -250,96 +252,41 @@ route_waiting(Route *self, void *Py_UNUSED(closure))
 
 /* ---- start: choose, and write the requests ---------------------------------------------------------------- */
 
+/* What a call is about, beside the inputs of its requests. */
 typedef struct {
-    const char *x;
-    const float *scores;
-    const int64_t *ids_P;
-    int dtype;
+    Inputs inputs;
     Py_ssize_t layer, tokens, top_k, hidden;
-    uint64_t epoch;
-} Inputs;
+} Call;
 
 /* Set when to hedge and to give up a request. False if the server's times are unknown: Python learns them. */
 static bool
-set_deadlines(Request *request, double least_s, double left_s)
+set_deadlines(Request *request, double least_s, double left_s, double now)
 {
-    const Lane *lane = request->lane;
-    double usual_s = lane->expected_s[size_class((uint32_t)request->rows)];
+    const Slots *slots = request->slots;
+    double usual_s = slots->expected_s[size_class(request->part.rows)];
     if (!(usual_s > 0)) {
         return false;
     }
-    request->sent_at = seconds();
-    request->expires_at = request->sent_at + budget_s(usual_s, least_s, left_s);
-    request->hedge_at = lane->tail > 0 ? request->sent_at + hedge_s(usual_s, lane->tail) : request->expires_at;
+    double patience_s = budget_s(usual_s, least_s, left_s);
+    request->sent_at = now;
+    request->expires_at = now + patience_s;
+    request->hedge_at = slots->tail > 0 ? now + hedge_s(usual_s, slots->tail) : request->expires_at;
+    request->part.budget_us = (uint64_t)(patience_s * 1e6);
     return true;
 }
 
-static char *
-request_of(const Lane *lane, int32_t slot)
-{
-    return lane->slots_at + (Py_ssize_t)slot * (lane->request_stride + lane->result_stride);
-}
-
-/* Fill a slot with its request; runs without the GIL. */
+/* Write all requests and hand them to their servers; runs without the GIL. A slot that the server took back stays as it
+ * is: `advance` finds it. */
 static void
-write_request(const Exchange *exchange, const Request *request, const Inputs *inputs)
-{
-    const Lane *lane = request->lane;
-    size_t hidden = (size_t)inputs->hidden, top_k = (size_t)inputs->top_k, rows = (size_t)request->rows;
-    size_t row_bytes = hidden * value_bytes(inputs->dtype);
-    PayloadLayout layout = payload_layout(rows, hidden, top_k, inputs->dtype);
-    char *at = request_of(lane, request->slot), *x_out = at + sizeof(RequestHeader);
-    char *ids_out = x_out + layout.ids_offset, *scores_out = x_out + layout.scores_offset;
-    const int64_t *rows_R = exchange->rows_R + request->first;
-    for (size_t r = 0; r < rows; r++) {
-        memcpy(x_out + r * row_bytes, inputs->x + (size_t)rows_R[r] * row_bytes, row_bytes);
-        memcpy(scores_out + r * top_k * 4, inputs->scores + (size_t)rows_R[r] * top_k, top_k * 4);
-    }
-    memcpy(ids_out, exchange->ids_RK + (size_t)request->first * top_k, rows * top_k * 4);
-    RequestHeader header = {
-        .magic = WIRE_MAGIC,
-        .version = WIRE_VERSION,
-        .dtype = (uint8_t)inputs->dtype,
-        .generation = lane->generation,
-        .request_id = request->request_id,
-        .epoch = inputs->epoch,
-        .payload_length = layout.total,
-        .budget_us = (uint64_t)((request->expires_at - request->sent_at) * 1e6),
-        .layer = (uint32_t)inputs->layer,
-        .batch_size = (uint32_t)rows,
-        .hidden_size = (uint32_t)hidden,
-        .top_k = (uint32_t)top_k,
-    };
-    memcpy(at, &header, sizeof header);
-}
-
-static uint32_t
-generation_of(const Lane *lane, int32_t slot)
-{
-    __atomic_thread_fence(__ATOMIC_ACQUIRE);
-    return __atomic_load_n(&lane->generations[slot], __ATOMIC_RELAXED);
-}
-
-static bool
-move_flag(const Lane *lane, int32_t slot, uint32_t from, uint32_t to)
-{
-    return __atomic_compare_exchange_n(&lane->flags[slot].value, &from, to, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
-}
-
-/* Write all requests and hand them to their servers. A slot that the server took back stays as it is: `finish` finds
- * it OFFLINE. */
-static void
-send_requests(Exchange *exchange, const Inputs *inputs)
+send_requests(Exchange *exchange)
 {
     for (int i = 0; i < exchange->count; i++) {
         Request *request = &exchange->requests[i];
-        Lane *lane = request->lane;
-        if (generation_of(lane, request->slot) != lane->generation) {
-            continue;
-        }
-        write_request(exchange, request, inputs);
-        if (move_flag(lane, request->slot, SLOT_FREE, SLOT_WRITTEN)) {
-            ring_bell(&lane->bells[lane->doorbell]);
+        const Slots *slots = request->slots;
+        request->sent = write_request(&slots->grant, request->slot, &exchange->inputs, &request->part) &&
+                        hand_over(&slots->grant, request->slot);
+        if (request->sent && slots->direct) {
+            ring_bell(slots->doorbell);
         }
     }
 }
@@ -347,21 +294,24 @@ send_requests(Exchange *exchange, const Inputs *inputs)
 static void
 forget_request(Request *request, bool give)
 {
-    Lane *lane = request->lane;
-    lane->work -= request->work;
-    lane->users--;
+    Slots *slots = request->slots;
+    slots->work -= request->work;
+    slots->users--;
     if (give) {
-        lane_push(lane, request->slot);
+        slots_push(slots, request->slot);
+        if (MUTANT(8)) {
+            slots_push(slots, request->slot);
+        }
     }
-    lane_drop(lane);
-    Py_DECREF(lane);
-    request->lane = NULL;
+    slots_drop(slots);
+    Py_DECREF(slots);
+    request->slots = NULL;
 }
 
 /* Make a request to each chosen server: slot, id, deadlines. False: not possible now, as where a slot is too small;
  * nothing is held. */
 static bool
-take_slots(Exchange *exchange, Route *route, const Inputs *inputs, const Routed *routed, double left_s)
+take_slots(Exchange *exchange, Route *route, const Call *call, const Routed *routed, double left_s, double now)
 {
     int32_t first = 0;
     for (Py_ssize_t s = 0; s < route->servers; s++) {
@@ -369,21 +319,31 @@ take_slots(Exchange *exchange, Route *route, const Inputs *inputs, const Routed 
         if (rows == 0) {
             continue;
         }
-        Lane *lane = (Lane *)PyTuple_GetItem(route->lanes, s);
-        bool usable = (PyObject *)lane != Py_None && lane->direct && !lane->stopped && lane->hidden == inputs->hidden;
-        uint64_t most = !usable ? 0 : max_tokens((uint64_t)lane->payload_capacity, (uint64_t)lane->result_capacity,
-                                                 (uint64_t)lane->hidden, (uint64_t)inputs->top_k, inputs->dtype);
-        int32_t slot = (uint64_t)rows <= most && exchange->count < MOST_PARTS ? lane_pop(lane) : -1;
+        Slots *slots = (Slots *)PyTuple_GetItem(route->slots_S, s);
+        bool usable = (PyObject *)slots != Py_None && !slots->stopped && slots->grant.hidden == call->hidden &&
+                      (uint64_t)rows <= slot_tokens(&slots->grant, call->inputs.top_k, call->inputs.dtype);
+        int32_t slot = usable && exchange->count < MOST_PARTS ? slots_pop(slots) : -1;
         if (slot < 0) {
             goto undo;
         }
         Request *request = &exchange->requests[exchange->count++];
-        *request = (Request){.lane = (Lane *)Py_NewRef((PyObject *)lane), .server = (int32_t)s, .slot = slot,
-                             .rows = rows, .first = first, .request_id = next_id++, .work = routed->work_S[s],
-                             .pairs = routed->pairs_S[s]};
-        lane->users++;
-        lane->work += request->work;
-        if (!set_deadlines(request, route->least_s, left_s)) {
+        *request = (Request){
+            .slots = (Slots *)Py_NewRef((PyObject *)slots),
+            .server = (int32_t)s,
+            .slot = slot,
+            .first = first,
+            .part = {
+                .rows_R = exchange->rows_R + first,
+                .ids_RK = exchange->ids_RK + (Py_ssize_t)first * call->top_k,
+                .rows = (uint32_t)rows,
+                .request_id = next_id++,
+            },
+            .work = routed->work_S[s],
+            .pairs = routed->pairs_S[s],
+        };
+        slots->users++;
+        slots->work += request->work;
+        if (!set_deadlines(request, route->least_s, left_s, now)) {
             goto undo;
         }
         first += rows;
@@ -398,13 +358,13 @@ undo:
 
 /* Copy ids to int64 and mark the wanted pairs; returns their number, or -1 for an expert out of range. */
 static int64_t
-copy_ids(const void *ids, bool wide, const uint8_t *wanted_T, const Inputs *inputs, Py_ssize_t experts, int64_t *ids_P,
+copy_ids(const void *ids, bool wide, const uint8_t *wanted_T, const Call *call, Py_ssize_t experts, int64_t *ids_P,
          uint8_t *wanted_P)
 {
     int64_t wanted = 0;
-    for (Py_ssize_t t = 0, p = 0; t < inputs->tokens; t++) {
+    for (Py_ssize_t t = 0, p = 0; t < call->tokens; t++) {
         bool asked = wanted_T == NULL || wanted_T[t] != 0;
-        for (Py_ssize_t k = 0; k < inputs->top_k; k++, p++) {
+        for (Py_ssize_t k = 0; k < call->top_k; k++, p++) {
             ids_P[p] = wide ? ((const int64_t *)ids)[p] : ((const int32_t *)ids)[p];
             wanted_P[p] = asked;
             if (asked && (ids_P[p] < 0 || ids_P[p] >= experts)) {
@@ -431,7 +391,7 @@ exchange_dealloc(Exchange *self)
     PyTypeObject *type = Py_TYPE((PyObject *)self);
     /* Normally none is left: `finish` and `requests` end them. A slot in flight is lost, not reused. */
     for (int i = 0; i < self->count; i++) {
-        if (self->requests[i].lane != NULL) {
+        if (self->requests[i].slots != NULL) {
             forget_request(&self->requests[i], false);
         }
     }
@@ -447,7 +407,7 @@ exchange_dealloc(Exchange *self)
 
 /* Read the tensors of a call. False: compiled code cannot. */
 static bool
-read_inputs(PyObject *const *args, Inputs *inputs, Tensor *ids, const uint8_t **wanted_T)
+read_inputs(PyObject *const *args, Call *call, Tensor *ids, const uint8_t **wanted_T)
 {
     Tensor x, scores, wanted = {0};
     bool some = args[4] != Py_None;
@@ -466,12 +426,13 @@ read_inputs(PyObject *const *args, Inputs *inputs, Tensor *ids, const uint8_t **
         tokens > INT32_MAX / 64 / top_k) {
         return false;
     }
-    inputs->x = x.data;
-    inputs->dtype = x.values == FLOAT32_VALUES ? WIRE_FLOAT32 : WIRE_BFLOAT16;
-    inputs->scores = (const float *)scores.data;
-    inputs->tokens = tokens;
-    inputs->hidden = x.size[1];
-    inputs->top_k = top_k;
+    call->inputs.x = x.data;
+    call->inputs.dtype = x.values == FLOAT32_VALUES ? WIRE_FLOAT32 : WIRE_BFLOAT16;
+    call->inputs.scores = (const float *)scores.data;
+    call->inputs.top_k = (uint32_t)top_k;
+    call->tokens = tokens;
+    call->hidden = x.size[1];
+    call->top_k = top_k;
     *wanted_T = (const uint8_t *)wanted.data;
     return true;
 }
@@ -482,11 +443,11 @@ static bool
 read_backlogs(Route *route)
 {
     for (Py_ssize_t s = 0; s < route->servers; s++) {
-        PyObject *lane = PyTuple_GetItem(route->lanes, s);
-        if (lane != Py_None && ((Lane *)lane)->abandoned > 0) {
+        PyObject *slots = PyTuple_GetItem(route->slots_S, s);
+        if (!MUTANT(10) && slots != Py_None && ((Slots *)slots)->abandoned > 0) {
             return false;
         }
-        double own_s = lane == Py_None ? 0.0 : route->rate_S[s] * ((Lane *)lane)->work;
+        double own_s = slots == Py_None ? 0.0 : route->rate_S[s] * ((Slots *)slots)->work;
         route->backlog_S[s] = own_s > route->queue_S[s] ? own_s : route->queue_S[s];
     }
     return true;
@@ -495,37 +456,37 @@ read_backlogs(Route *route)
 static PyObject *
 route_start(Route *self, PyObject *const *args, Py_ssize_t count)
 {
-    if (count != 7) {
-        PyErr_SetString(PyExc_TypeError, "start(layer, x, ids, scores, wanted, epoch, left_s)");
+    if (count != 8) {
+        PyErr_SetString(PyExc_TypeError, "start(layer, x, ids, scores, wanted, epoch, left_s, now)");
         return NULL;
     }
-    Inputs inputs = {.layer = PyLong_AsSsize_t(args[0]), .epoch = PyLong_AsUnsignedLongLong(args[5])};
-    double left_s = PyFloat_AsDouble(args[6]);
+    Call call = {.layer = PyLong_AsSsize_t(args[0]), .inputs.epoch = PyLong_AsUnsignedLongLong(args[5])};
+    double left_s = PyFloat_AsDouble(args[6]), now = PyFloat_AsDouble(args[7]);
     if (PyErr_Occurred()) {
         return NULL;
     }
     Tensor ids;
     const uint8_t *wanted_T;
-    if (inputs.layer < 0 || inputs.layer >= self->layers || !read_inputs(args, &inputs, &ids, &wanted_T) ||
+    if (call.layer < 0 || call.layer >= self->layers || !read_inputs(args, &call, &ids, &wanted_T) ||
         !read_backlogs(self)) {
         Py_RETURN_NONE;
     }
-    size_t pairs = (size_t)(inputs.tokens * inputs.top_k), servers = (size_t)self->servers;
-    size_t most = (size_t)inputs.tokens * (servers < (size_t)inputs.top_k ? servers : (size_t)inputs.top_k);
+    call.inputs.layer = (uint32_t)call.layer;
+    size_t pairs = (size_t)(call.tokens * call.top_k), servers = (size_t)self->servers;
+    size_t most = (size_t)call.tokens * (servers < (size_t)call.top_k ? servers : (size_t)call.top_k);
     Exchange *exchange = (Exchange *)PyType_GenericAlloc(exchange_type, 0);
     if (exchange == NULL) {
         return NULL;
     }
     exchange->route = (Route *)Py_NewRef((PyObject *)self);
     self->running++;
-    exchange->started_at = seconds();
+    exchange->started_at = now;
     exchange->x = Py_NewRef(args[1]);
-    exchange->dtype = inputs.dtype;
-    exchange->tokens = inputs.tokens;
-    exchange->top_k = inputs.top_k;
-    exchange->hidden = inputs.hidden;
+    exchange->inputs = call.inputs;
+    exchange->tokens = call.tokens;
+    exchange->hidden = call.hidden;
     /* The rows and experts of all requests stay with the exchange; the rest is scratch. */
-    exchange->rows_R = malloc(most * sizeof(int64_t) + most * (size_t)inputs.top_k * sizeof(int32_t));
+    exchange->rows_R = malloc(most * sizeof(int64_t) + most * (size_t)call.top_k * sizeof(int32_t));
     int64_t *scratch = malloc(pairs * (sizeof(int64_t) + 1) + servers * (sizeof(int64_t) + 2 * sizeof(double)));
     if (exchange->rows_R == NULL || scratch == NULL) {
         free(scratch);
@@ -536,17 +497,17 @@ route_start(Route *self, PyObject *const *args, Py_ssize_t count)
     int64_t *count_S = scratch + pairs;
     double *work_S = (double *)(count_S + servers), *pairs_S = work_S + servers;
     uint8_t *wanted_P = (uint8_t *)(pairs_S + servers);
-    int64_t sent = copy_ids(ids.data, ids.values == INT64_VALUES, wanted_T, &inputs, self->experts, scratch, wanted_P);
+    int64_t sent = copy_ids(ids.data, ids.values == INT64_VALUES, wanted_T, &call, self->experts, scratch, wanted_P);
     Routing routing = {
-        .tokens = inputs.tokens,
-        .top_k = inputs.top_k,
+        .tokens = call.tokens,
+        .top_k = call.top_k,
         .servers = self->servers,
         .experts = self->experts,
         .load_pairs = self->load_pairs,
-        .draw = draw_of(self->calls[inputs.layer]++, (uint64_t)inputs.layer),
+        .draw = draw_of(self->calls[call.layer]++, (uint64_t)call.layer),
         .ids_P = scratch,
         .wanted_P = wanted_P,
-        .first_X = (const int32_t *)self->replicas[0].view.buf + inputs.layer * (self->experts + 1),
+        .first_X = (const int32_t *)self->replicas[0].view.buf + call.layer * (self->experts + 1),
         .server_N = self->replicas[1].view.buf,
         .share_N = self->replicas[2].view.buf,
         .rate_S = self->levels ? self->rate_S : NULL,
@@ -554,26 +515,26 @@ route_start(Route *self, PyObject *const *args, Py_ssize_t count)
     };
     Routed routed = {count_S, work_S, pairs_S, exchange->rows_R, exchange->ids_RK};
     bool ready = sent >= 0 && route(&routing, &routed) == 0 &&
-                 take_slots(exchange, self, &inputs, &routed, left_s);
+                 take_slots(exchange, self, &call, &routed, left_s, now);
     free(scratch);
     if (!ready) {
         Py_DECREF(exchange);
         Py_RETURN_NONE;
     }
     exchange->pairs = (uint64_t)sent;
-    size_t bytes = (size_t)inputs.tokens * (size_t)inputs.hidden * value_bytes(inputs.dtype);
+    size_t bytes = (size_t)call.tokens * (size_t)call.hidden * value_bytes(call.inputs.dtype);
     if (bytes <= BRIEF_BYTES) {
-        send_requests(exchange, &inputs);
+        send_requests(exchange);
         return (PyObject *)exchange;
     }
     for (int i = 0; i < exchange->count; i++) {
-        exchange->requests[i].lane->writers++;
+        exchange->requests[i].slots->writers++;
     }
     Py_BEGIN_ALLOW_THREADS
-    send_requests(exchange, &inputs);
+    send_requests(exchange);
     Py_END_ALLOW_THREADS
     for (int i = 0; i < exchange->count; i++) {
-        exchange->requests[i].lane->writers--;
+        exchange->requests[i].slots->writers--;
     }
     return (PyObject *)exchange;
 }
@@ -605,103 +566,100 @@ static PyType_Spec route_spec = {
 
 /* ---- finish: wait, check, sum ----------------------------------------------------------------------------- */
 
-typedef enum { ALL_DONE, TROUBLE, SIGNAL } Progress;
+typedef enum { PENDING, ALL_CAME, TROUBLE, SIGNAL } Progress;
 
 static bool
 any_stopped(const Exchange *exchange)
 {
     for (int i = 0; i < exchange->count; i++) {
-        if (__atomic_load_n(&exchange->requests[i].lane->stopped, __ATOMIC_RELAXED)) {
+        if (__atomic_load_n(&exchange->requests[i].slots->stopped, __ATOMIC_RELAXED)) {
             return true;
         }
     }
     return false;
 }
 
-/* Wait for one request; runs without the GIL. */
-static Progress
-wait_for(Exchange *exchange, Request *request, double until, uint64_t spin_ns)
+/* When to hedge or give up the first of the requests without an answer. */
+static double
+due_at(const Exchange *exchange)
 {
-    Lane *lane = request->lane;
-    Wait wait = {
-        .flags = &lane->flags[request->slot],
-        .count = 1,
-        .mask = 1u << SLOT_DONE | 1u << SLOT_OFFLINE,
-        .bell = &lane->bells[lane->reply_bell],
-        .spin_until_ns = now_ns() + spin_ns,
-        .deadline_ns = until > 0 ? (uint64_t)(until * 1e9) : 0,
-    };
-    for (;;) {
-        wait.seen_seq = __atomic_load_n(&wait.bell->seq, __ATOMIC_ACQUIRE);
-        uint32_t state = __atomic_load_n(&wait.flags->value, __ATOMIC_ACQUIRE);
-        if (state == SLOT_DONE) {
-            return ALL_DONE;
+    double due = INFINITY;
+    for (int i = exchange->answered; i < exchange->count - MUTANT(9); i++) {
+        const Request *request = &exchange->requests[i];
+        due = request->hedge_at < due ? request->hedge_at : due;
+        due = request->expires_at < due ? request->expires_at : due;
+    }
+    return due;
+}
+
+/* Look for the answers, in the order of the requests. TROUBLE: one is late, lost or not a result. Runs without the GIL. */
+static Progress
+advance(Exchange *exchange, double now)
+{
+    for (; exchange->answered < exchange->count; exchange->answered++) {
+        Request *request = &exchange->requests[exchange->answered];
+        ResultHeader header;
+        Fault fault;
+        AnswerState state = answer_of(&request->slots->grant, request->slot, request->part.request_id,
+                                      request->part.rows, &header, &fault);
+        if (state == ANSWER_AWAITED) {
+            request->exact = true;
+            return any_stopped(exchange) || now >= due_at(exchange) ? TROUBLE : PENDING;
         }
-        /* FREE: the server had taken the slot back before it was written. */
-        if (state != SLOT_WRITTEN || any_stopped(exchange)) {
+        if (state != ANSWER_CAME || header.status != STATUS_OK) {
             return TROUBLE;
         }
+        request->exact = request->exact || exchange->answered == 0;
+        request->arrived_at = now;
+        request->service_s = (double)header.service_us * 1e-6;
+        request->queue_s = (double)header.queue_us * 1e-6;
+    }
+    return ALL_CAME;
+}
+
+/* Wait until `advance` has something to say; runs without the GIL. */
+static Progress
+wait_for_answers(Exchange *exchange)
+{
+    int waited_on = -1;
+    uint64_t started = 0, spin_ns = 0;
+    while (exchange->answered < exchange->count) {
+        const Request *request = &exchange->requests[exchange->answered];
+        Slots *slots = request->slots;
+        /* Read before the flag: a later ring changes it. */
+        int64_t seen_seq = __atomic_load_n(&slots->reply_bell->seq, __ATOMIC_ACQUIRE);
+        uint64_t now = now_ns();
+        int looked_at = exchange->answered;
+        Progress progress = advance(exchange, (double)now * 1e-9);
+        if (progress != PENDING) {
+            return progress;
+        }
+        if (exchange->answered != looked_at) {
+            continue;
+        }
+        if (waited_on != looked_at) {
+            waited_on = looked_at;
+            started = now;
+            spin_ns = spin_for(&slots->spins, SPIN_NS);
+        }
+        const Wait wait = {
+            .flags = &slots->grant.flags[request->slot],
+            .count = 1,
+            .mask = 1u << SLOT_DONE | 1u << SLOT_OFFLINE,
+            .bell = slots->reply_bell,
+            .seen_seq = seen_seq,
+            .spin_until_ns = started + spin_ns,
+            .deadline_ns = (uint64_t)(due_at(exchange) * 1e9),
+        };
         Outcome outcome = wait_slice(&wait);
-        if (outcome == WAIT_EXPIRED) {
-            return TROUBLE;
+        if (outcome == WAIT_READY) {
+            learn_spin(&slots->spins, now_ns() - started, spin_ns, SPIN_NS);
         }
         if (outcome == WAIT_INTERRUPTED) {
             return SIGNAL;
         }
     }
-}
-
-/* Wait for all requests, in their order; `at` is the first that is not done. */
-static Progress
-wait_for_all(Exchange *exchange, int *at)
-{
-    for (; *at < exchange->count; (*at)++) {
-        Request *request = &exchange->requests[*at];
-        Lane *lane = request->lane;
-        double until = request->hedge_at;
-        for (int i = *at; i < exchange->count; i++) {
-            const Request *other = &exchange->requests[i];
-            until = other->hedge_at < until ? other->hedge_at : until;
-            until = other->expires_at < until ? other->expires_at : until;
-        }
-        uint32_t state = __atomic_load_n(&lane->flags[request->slot].value, __ATOMIC_ACQUIRE);
-        request->exact = state == SLOT_WRITTEN || *at == 0;
-        uint64_t started = now_ns(), spin_ns = state == SLOT_WRITTEN ? spin_for(&lane->spins, SPIN_NS) : 0;
-        Progress progress = wait_for(exchange, request, until, spin_ns);
-        if (progress != ALL_DONE) {
-            return progress;
-        }
-        if (state == SLOT_WRITTEN) {
-            learn_spin(&lane->spins, now_ns() - started, spin_ns, SPIN_NS);
-        }
-        request->arrived_at = seconds();
-    }
-    return ALL_DONE;
-}
-
-static const char *
-result_of(const Lane *lane, int32_t slot)
-{
-    return request_of(lane, slot) + lane->request_stride;
-}
-
-/* What an answer says of its time in the server, and of the part of it that went to other requests. */
-typedef struct {
-    double service_s, queue_s;
-} Times;
-
-/* Whether the slot holds the result of this very request. */
-static bool
-is_answer(const Exchange *exchange, const Request *request, Times *times)
-{
-    const Lane *lane = request->lane;
-    ResultHeader header;
-    memcpy(&header, result_of(lane, request->slot), sizeof header);
-    *times = (Times){(double)header.service_us * 1e-6, (double)header.queue_us * 1e-6};
-    Awaited awaited = {request->request_id, (uint64_t)lane->result_capacity, lane->generation, (uint32_t)request->rows,
-                       (uint32_t)exchange->hidden};
-    return answer_fault(&header, &awaited) == FAULT_NONE && header.status == STATUS_OK &&
-           generation_of(lane, request->slot) == lane->generation;
+    return ALL_CAME;
 }
 
 static uint32_t
@@ -736,15 +694,16 @@ is_finite_row(const float *row, Py_ssize_t hidden)
 /* Sum the answers in the order of the requests (by server and first token). Runs without the GIL. Returns the rows with
  * a NaN or infinite value. */
 static int64_t
-sum_answers(const Exchange *exchange, char *out, int dtype, float *row)
+sum_answers(const Exchange *exchange, char *out, float *row)
 {
     Py_ssize_t hidden = exchange->hidden;
+    int dtype = exchange->inputs.dtype;
     size_t row_bytes = (size_t)hidden * value_bytes(dtype);
     Addend addends[MOST_PARTS];
     for (int i = 0; i < exchange->count; i++) {
         const Request *request = &exchange->requests[i];
-        const char *result = result_of(request->lane, request->slot) + sizeof(ResultHeader);
-        addends[i] = (Addend){exchange->rows_R + request->first, (const float *)result, request->rows, 0};
+        addends[i] = (Addend){request->part.rows_R, result_of(&request->slots->grant, request->slot),
+                              (ptrdiff_t)request->part.rows, 0};
     }
     int64_t nonfinite = 0;
     for (Py_ssize_t t = 0; t < exchange->tokens; t++) {
@@ -762,13 +721,13 @@ sum_answers(const Exchange *exchange, char *out, int dtype, float *row)
 }
 
 static void
-add_sample(Route *route, const Request *request, Times times)
+add_sample(Route *route, const Request *request)
 {
     route->answered_S[request->server]++;
     if (request->exact && route->sample_count < MOST_SAMPLES) {
         route->samples[route->sample_count++] =
-            (Sample){request->server, request->rows, request->work, request->pairs,
-                     request->arrived_at - request->sent_at, times.service_s, times.queue_s};
+            (Sample){request->server, (int32_t)request->part.rows, request->work, request->pairs,
+                     request->arrived_at - request->sent_at, request->service_s, request->queue_s};
     }
 }
 
@@ -779,9 +738,7 @@ free_slots(Exchange *exchange)
     bool own = true;
     for (int i = 0; i < exchange->count; i++) {
         Request *request = &exchange->requests[i];
-        Lane *lane = request->lane;
-        bool mine = generation_of(lane, request->slot) == lane->generation &&
-                    move_flag(lane, request->slot, SLOT_DONE, SLOT_FREE);
+        bool mine = free_slot(&request->slots->grant, request->slot);
         forget_request(request, mine);
         own = own && mine;
     }
@@ -789,39 +746,10 @@ free_slots(Exchange *exchange)
     return own;
 }
 
-/* Wait for all answers, and check them. False: `LayerCall` must go on, or an exception is set. */
-static bool
-answers_came(Exchange *exchange, Times *times)
-{
-    Progress progress;
-    int at = 0;
-    do {
-        Py_BEGIN_ALLOW_THREADS
-        progress = wait_for_all(exchange, &at);
-        Py_END_ALLOW_THREADS
-        if (progress == SIGNAL && PyErr_CheckSignals() < 0) {
-            return false;
-        }
-    } while (progress == SIGNAL);
-    for (int i = 0; progress == ALL_DONE && i < exchange->count; i++) {
-        if (!is_answer(exchange, &exchange->requests[i], &times[i])) {
-            progress = TROUBLE;
-        }
-    }
-    return progress == ALL_DONE;
-}
-
+/* Sum the answers, which have all come, and end the exchange. NULL without an exception: the sum is worthless. */
 static PyObject *
-exchange_finish(Exchange *self, PyObject *Py_UNUSED(ignored))
+collect(Exchange *self)
 {
-    if (self->over) {
-        PyErr_SetString(PyExc_ValueError, "the exchange is over");
-        return NULL;
-    }
-    Times times[MOST_PARTS];
-    if (!answers_came(self, times)) {
-        return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
-    }
     PyObject *out = empty_like(self->x);
     Tensor made;
     float *row = malloc((size_t)self->hidden * sizeof(float));
@@ -832,25 +760,92 @@ exchange_finish(Exchange *self, PyObject *Py_UNUSED(ignored))
     }
     int64_t nonfinite;
     Py_BEGIN_ALLOW_THREADS
-    nonfinite = sum_answers(self, made.data, self->dtype, row);
+    nonfinite = sum_answers(self, made.data, row);
     Py_END_ALLOW_THREADS
     free(row);
     Route *route = self->route;
     for (int i = 0; i < self->count; i++) {
-        add_sample(route, &self->requests[i], times[i]);
+        add_sample(route, &self->requests[i]);
     }
     end_exchange(self);
     if (!free_slots(self)) {
         Py_DECREF(out);
-        Py_RETURN_NONE;
+        return NULL;
     }
-    if (route->exchanges < MOST_SAMPLES) {
-        route->took_s[route->exchanges] = seconds() - self->started_at;
-    }
-    route->exchanges++;
     route->pairs += self->pairs;
     route->nonfinite += (uint64_t)nonfinite;
     return out;
+}
+
+/* Note when the sum was made; None instead of a worthless one, so that `LayerCall` goes on. */
+static PyObject *
+ended(Exchange *self, PyObject *out, double now)
+{
+    if (out == NULL) {
+        return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+    }
+    Route *route = self->route;
+    if (route->exchanges < MOST_SAMPLES) {
+        route->took_s[route->exchanges] = now - self->started_at;
+    }
+    route->exchanges++;
+    return out;
+}
+
+static bool
+is_over(const Exchange *self)
+{
+    if (self->over) {
+        PyErr_SetString(PyExc_ValueError, "the exchange is over");
+    }
+    return self->over;
+}
+
+static PyObject *
+exchange_finish(Exchange *self, PyObject *Py_UNUSED(ignored))
+{
+    if (is_over(self)) {
+        return NULL;
+    }
+    Progress progress;
+    do {
+        Py_BEGIN_ALLOW_THREADS
+        progress = wait_for_answers(self);
+        Py_END_ALLOW_THREADS
+        if (progress == SIGNAL && PyErr_CheckSignals() < 0) {
+            return NULL;
+        }
+    } while (progress == SIGNAL);
+    if (progress != ALL_CAME) {
+        Py_RETURN_NONE;
+    }
+    PyObject *out = collect(self);
+    return ended(self, out, seconds());
+}
+
+static PyObject *
+exchange_advance(Exchange *self, PyObject *time)
+{
+    double now = PyFloat_AsDouble(time);
+    if ((now == -1.0 && PyErr_Occurred()) || is_over(self)) {
+        return NULL;
+    }
+    Progress progress = advance(self, now);
+    return progress == PENDING ? Py_NewRef(Py_None) : PyBool_FromLong(progress == ALL_CAME);
+}
+
+static PyObject *
+exchange_collect(Exchange *self, PyObject *time)
+{
+    double now = PyFloat_AsDouble(time);
+    if ((now == -1.0 && PyErr_Occurred()) || is_over(self)) {
+        return NULL;
+    }
+    if (self->answered < self->count) {
+        PyErr_SetString(PyExc_ValueError, "an answer has not come");
+        return NULL;
+    }
+    return ended(self, collect(self), now);
 }
 
 /* Hand the requests over: [(server, slot, request_id, rows, ids, work, sent_at, hedge_at, expires_at)]. */
@@ -858,14 +853,14 @@ static PyObject *
 exchange_requests(Exchange *self, PyObject *Py_UNUSED(ignored))
 {
     PyObject *list = PyList_New(0);
+    Py_ssize_t top_k = (Py_ssize_t)self->inputs.top_k;
     for (int i = 0; list != NULL && !self->over && i < self->count; i++) {
         const Request *request = &self->requests[i];
-        Py_ssize_t rows = request->rows;
+        Py_ssize_t rows = (Py_ssize_t)request->part.rows;
         PyObject *item = Py_BuildValue("iiKy#y#dddd", (int)request->server, (int)request->slot,
-                                       (unsigned long long)request->request_id, (char *)(self->rows_R + request->first),
-                                       rows * 8, (char *)(self->ids_RK + (Py_ssize_t)request->first * self->top_k),
-                                       rows * self->top_k * 4, request->work, request->sent_at, request->hedge_at,
-                                       request->expires_at);
+                                       (unsigned long long)request->part.request_id, (char *)request->part.rows_R,
+                                       rows * 8, (char *)request->part.ids_RK, rows * top_k * 4, request->work,
+                                       request->sent_at, request->hedge_at, request->expires_at);
         if (item == NULL || PyList_Append(list, item) < 0) {
             Py_CLEAR(list);
         }
@@ -873,8 +868,8 @@ exchange_requests(Exchange *self, PyObject *Py_UNUSED(ignored))
     }
     if (list != NULL) {
         for (int i = 0; i < self->count; i++) {
-            /* The lane's memory stays until the new owner calls `Lane.leave`. */
-            self->requests[i].lane->users++;
+            /* The memory stays until the new owner calls `Slots.leave`. */
+            self->requests[i].slots->users++;
             forget_request(&self->requests[i], false);
         }
         self->count = 0;
@@ -885,6 +880,8 @@ exchange_requests(Exchange *self, PyObject *Py_UNUSED(ignored))
 
 static PyMethodDef exchange_methods[] = {
     {"finish", (PyCFunction)exchange_finish, METH_NOARGS, "see _exchange.pyi"},
+    {"advance", (PyCFunction)exchange_advance, METH_O, "see _exchange.pyi"},
+    {"collect", (PyCFunction)exchange_collect, METH_O, "see _exchange.pyi"},
     {"requests", (PyCFunction)exchange_requests, METH_NOARGS, "see _exchange.pyi"},
     {NULL, NULL, 0, NULL},
 };
@@ -898,10 +895,36 @@ exchange_view(Exchange *self, void *Py_UNUSED(closure))
 static PyObject *
 exchange_top_k(Exchange *self, void *Py_UNUSED(closure))
 {
-    return PyLong_FromSsize_t(self->top_k);
+    return PyLong_FromUnsignedLong(self->inputs.top_k);
+}
+
+static PyObject *
+exchange_sent(Exchange *self, void *Py_UNUSED(closure))
+{
+    PyObject *list = PyList_New(0);
+    for (int i = 0; list != NULL && i < self->count; i++) {
+        if (!self->requests[i].sent) {
+            continue;
+        }
+        PyObject *item = Py_BuildValue("ii", (int)self->requests[i].server, (int)self->requests[i].slot);
+        if (item == NULL || PyList_Append(list, item) < 0) {
+            Py_CLEAR(list);
+        }
+        Py_XDECREF(item);
+    }
+    return list;
+}
+
+static PyObject *
+exchange_awaited(Exchange *self, void *Py_UNUSED(closure))
+{
+    bool awaits = self->answered < self->count;
+    return awaits ? Py_BuildValue("id", (int)self->requests[self->answered].server, due_at(self)) : Py_NewRef(Py_None);
 }
 
 static PyGetSetDef exchange_getset[] = {
+    {"sent", (getter)exchange_sent, NULL, "see _exchange.pyi", NULL},
+    {"awaited", (getter)exchange_awaited, NULL, "see _exchange.pyi", NULL},
     {"view", (getter)exchange_view, NULL, "the view of its route", NULL},
     {"top_k", (getter)exchange_top_k, NULL, "experts of a token", NULL},
     {NULL, NULL, NULL, NULL, NULL},
@@ -938,12 +961,23 @@ static struct PyModuleDef module = {
     PyModuleDef_HEAD_INIT, "_exchange", "The common case of a layer call.", -1, NULL, NULL, NULL, NULL, NULL,
 };
 
+/* The states of `Slots.answer_of`, and whether tensors can be read. */
+static bool
+add_numbers(PyObject *made)
+{
+    return PyModule_AddIntConstant(made, "reads_tensors", can_read_tensors()) == 0 &&
+           PyModule_AddIntConstant(made, "AWAITED", ANSWER_AWAITED) == 0 &&
+           PyModule_AddIntConstant(made, "REVOKED", ANSWER_REVOKED) == 0 &&
+           PyModule_AddIntConstant(made, "WRONG", ANSWER_WRONG) == 0 &&
+           PyModule_AddIntConstant(made, "CAME", ANSWER_CAME) == 0;
+}
+
 PyMODINIT_FUNC
 PyInit__exchange(void)
 {
     PyObject *made = PyModule_Create(&module);
-    if (made != NULL && (!load_tensors() || PyModule_AddIntConstant(made, "reads_tensors", can_read_tensors()) < 0 ||
-                         (lane_type = add_type(made, &lane_spec)) == NULL ||
+    if (made != NULL && (!load_tensors() || !add_numbers(made) ||
+                         (slots_type = add_type(made, &slots_spec)) == NULL ||
                          (route_type = add_type(made, &route_spec)) == NULL ||
                          (exchange_type = add_type(made, &exchange_spec)) == NULL)) {
         Py_CLEAR(made);

@@ -54,7 +54,6 @@ class LayerCalls:
     def __init__(self, shared: Dispatcher, checksum: bool) -> None:
         self.shared = shared
         self.compiled = CompiledCalls(shared, checksum)
-        shared.metrics.refresh_with(self.compiled.read)
         self._counting = threading.Lock()
         self._in_flight = 0
         self._finished = 0
@@ -83,7 +82,7 @@ class LayerCalls:
         sent = self.compiled.start(layer, x_TH, ids_TK, scores_TK, wanted_T, timeout_s)
         if sent is not None:
             try:
-                out_TH = sent.finish()
+                out_TH = self.shared.finish(sent)
             except BaseException:
                 abandon(sent)
                 raise
@@ -186,7 +185,7 @@ class RemoteCall:
         """
         if self._sent is not None:
             try:
-                out_TH = self._sent.finish()
+                out_TH = self._calls.shared.finish(self._sent)
             except BaseException:
                 self.cancel()
                 raise

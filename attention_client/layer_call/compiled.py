@@ -44,6 +44,7 @@ class CompiledCalls:
         self._lock = threading.Lock()
         # Both at once, because calls of other threads replace them.
         self._current: tuple[ClusterView, Route | None] | None = None
+        self._all_direct = True
         # Routes of former views, until their last call is over.
         self._former: list[tuple[ClusterView, Route]] = []
         self.finished = 0
@@ -79,14 +80,16 @@ class CompiledCalls:
         route = current[1]
         if route is None or shared.ejections.any_out(shared.clock):
             return None
-        exchange = route.start(
-            layer, x_TH, ids_TK, scores_TK, wanted_T, view.placement.epoch, left_s
-        )
+        epoch, now = view.placement.epoch, shared.clock()
+        exchange = route.start(layer, x_TH, ids_TK, scores_TK, wanted_T, epoch, left_s, now)
         if route.waiting >= _READ_EACH:
             self.read()
         if exchange is None:
             # Perhaps a server's times were unknown and have been learnt since.
             self._tell(view, route)
+        elif not self._all_direct:
+            for server, slot in exchange.sent:
+                cast("Connection", view.connections[server]).notify(slot)
         return exchange
 
     def read(self) -> None:
@@ -110,7 +113,7 @@ class CompiledCalls:
                 route = Route(
                     view,
                     [
-                        connection.lane if connection is not None and usable else None
+                        connection.slots if connection is not None and usable else None
                         for connection, usable in zip(view.connections, usable_S, strict=True)
                     ],
                     replicas.first_LX,
@@ -122,6 +125,7 @@ class CompiledCalls:
                     self._shared.attempt_timeout_s,
                 )
                 self._tell(view, route)
+            self._all_direct = all(c.is_direct for c in view.connections if c is not None)
             self._current = current = view, route
             return current
 
@@ -132,7 +136,7 @@ class CompiledCalls:
         route.set_load(load.rate_S, load.backlog_S, load.load_pairs)
         for connection in view.connections:
             if connection is not None:
-                connection.lane.set_times(*connection.service.table())
+                connection.slots.set_times(*connection.service.table())
 
     def _read_all(self) -> None:
         # The lock is held.

@@ -9,10 +9,12 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from attention_client.connections.connection import Connection
 from attention_client.connections.deadlines import HedgeBudget
 from attention_client.dispatch import DispatchPolicy
+from attention_client.exchange import Exchange
 from attention_client.layer_call.expert_attribution import ExpertAttribution
 from attention_client.layer_call.server_speeds import Ejections, Speeds
 from attention_client.telemetry.metrics import ClientMetrics
@@ -124,6 +126,7 @@ class Dispatcher:
         attribution: Records which server computed what.
         clock: Monotonic seconds.
         traces: Traces of requests; None: no tracing.
+        finish: Waits for the answers of a compiled call and sums them, by this clock (`Exchange.finish`).
         on_stale: Called with a server's id and the spare replicas of the request, if it has one no more.
     """
 
@@ -138,6 +141,7 @@ class Dispatcher:
     attribution: ExpertAttribution = field(default_factory=ExpertAttribution)
     clock: Callable[[], float] = time.monotonic
     traces: LayerTraces | None = None
+    finish: Callable[[Exchange], torch.Tensor | None] = Exchange.finish
     on_stale: Callable[[str, SpareReplicas], None] = lambda _server_id, _spares: None
 
     def eject_if_slow(self, server: str, now: float) -> None:

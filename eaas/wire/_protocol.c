@@ -8,12 +8,10 @@
 static PyObject *
 described(Fault fault)
 {
-#define WORDS_OF(name, words) words,
-    static const char *const words[] = {FAULTS(WORDS_OF)};
     if (fault == FAULT_NONE) {
         Py_RETURN_NONE;
     }
-    return Py_BuildValue("(sNN)", words[fault], PyBool_FromLong(is_frame_fault(fault)), PyBool_FromLong(is_misfit(fault)));
+    return Py_BuildValue("(sNN)", fault_words(fault), PyBool_FromLong(is_frame_fault(fault)), PyBool_FromLong(is_misfit(fault)));
 }
 
 /* Copy the bytes of a header, or set an exception. */

@@ -12,6 +12,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "mutant.h"
+
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "the headers are little-endian"
 #endif
@@ -174,6 +176,16 @@ max_tokens(uint64_t payload_capacity, uint64_t result_capacity, uint64_t hidden,
 typedef enum { FAULTS(FAULT_OF) } Fault;
 #undef FAULT_OF
 
+/* For messages: "wrong ...". */
+static inline const char *
+fault_words(Fault fault)
+{
+#define WORDS_OF(name, words) words,
+    static const char *const words[] = {FAULTS(WORDS_OF)};
+#undef WORDS_OF
+    return words[fault];
+}
+
 static inline bool
 is_frame_fault(Fault fault)
 {
@@ -251,10 +263,10 @@ answer_fault(const ResultHeader *header, const Awaited *awaited)
     if (header->version != WIRE_VERSION) {
         return FAULT_VERSION;
     }
-    if (header->generation != awaited->generation) {
+    if (!MUTANT(1) && header->generation != awaited->generation) {
         return FAULT_GENERATION;
     }
-    if (header->request_id != awaited->request_id) {
+    if (!MUTANT(2) && header->request_id != awaited->request_id) {
         return FAULT_REQUEST_ID;
     }
     if (header->status >= WIRE_STATUSES) {
@@ -264,7 +276,7 @@ answer_fault(const ResultHeader *header, const Awaited *awaited)
         return header->rows != 0 || header->length != 0 ? FAULT_ROWS : FAULT_NONE;
     }
     /* A single row would broadcast in a sum. */
-    if (header->rows != awaited->rows || header->hidden_size != awaited->hidden_size) {
+    if ((!MUTANT(3) && header->rows != awaited->rows) || header->hidden_size != awaited->hidden_size) {
         return FAULT_ROWS;
     }
     if (header->length != result_length(header->rows, header->hidden_size)) {

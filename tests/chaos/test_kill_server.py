@@ -164,7 +164,7 @@ def strike_server_of_request(
     def start_compiled(*arguments: Any) -> Exchange | None:
         sent = start(*arguments)
         if sent is not None:
-            count(next(c for c in connections if c.lane.users))
+            count(next(c for c in connections if c.slots.users))
         return sent
 
     compiled.start = start_compiled  # type: ignore[method-assign]

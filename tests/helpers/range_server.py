@@ -22,8 +22,8 @@ class RangeServer:
         targets: Path and query of each request.
         headers: Header fields of the latest request.
         fault: Called before each answer with method, file name and how often the same bytes were asked for
-            (from 1). Returns a status to answer instead, "whole" (ignore the range), "cut" (end the body early)
-            or seconds to wait; None: no fault.
+            (from 1). Returns a status to answer instead, "whole" (ignore the range), "cut" (end the body
+            early) or seconds to wait; None: no fault.
     """
 
     def __init__(self, directory: Path) -> None:

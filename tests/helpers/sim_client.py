@@ -6,17 +6,18 @@ from collections.abc import Callable
 from typing import Any
 
 import greenlet
-import numpy as np
 import torch
 
 from attention_client.connections.connection import Connection
 from attention_client.connections.deadlines import HedgeBudget, ServiceTimes
-from attention_client.connections.messages import LayerInput, Ticket
+from attention_client.connections.messages import Ticket
 from attention_client.connections.reach import ReachBook
 from attention_client.connections.transports.granted import mirror_arena
 from attention_client.connections.transports.grpc_transport import GrpcLink
 from attention_client.dispatch import dispatch_policy
-from attention_client.layer_call.call import ClusterView, Dispatcher, LayerCall
+from attention_client.exchange import Exchange
+from attention_client.layer_call.calls import LayerCalls
+from attention_client.layer_call.shared import ClusterView, Dispatcher
 from attention_client.placement_adoption import PlacementSwitch
 from eaas.errors import ExpertsUnavailableError
 from eaas.rpc.v1 import common_pb2
@@ -110,7 +111,9 @@ class ClientProcess(Process):
             self.sim.metrics(),
             clock=lambda: self.sim.now,
             on_stale=self.drop_spares,
+            finish=self.finish,
         )
+        self.calls = LayerCalls(self.shared, checksum=False)
         self.join()
 
     def report(self) -> dict[str, Any]:
@@ -125,6 +128,18 @@ class ClientProcess(Process):
             self.sim.agenda.pause([], self.stopped_until - self.sim.now)
         if not self.alive:
             raise greenlet.GreenletExit
+
+    def finish(self, exchange: Exchange) -> torch.Tensor | None:
+        """`Exchange.finish` in simulated time."""
+        came = None
+        while came is None:
+            server, due_at = awaited = exchange.awaited
+            connection = exchange.view.connections[server]
+            seen = connection.seq()
+            came = exchange.advance(self.sim.now)
+            if came is None and exchange.awaited == awaited:
+                connection.wait(None, seen, due_at - self.sim.now)
+        return exchange.collect(self.sim.now) if came else None
 
     # -- calls: `Replicas` ------------------------------------------------------------------------
 
@@ -151,19 +166,24 @@ class ClientProcess(Process):
         tokens, layer = sim.dice.randint(1, 2 * TOKENS), sim.dice.randrange(LAYERS)
         x_TH = torch.arange(1, tokens * HIDDEN + 1).reshape(tokens, HIDDEN).float()
         x_TH += sim.dice.randrange(1000)
-        ids_TK = np.array([sim.dice.sample(range(EXPERTS), TOP_K) for _ in range(tokens)])
-        scores_TK = np.ones((tokens, TOP_K), dtype=np.float32)
-        inputs = LayerInput.of(layer, x_TH, scores_TK)
-        call = LayerCall(self.shared, inputs, ids_TK, np.ones(ids_TK.shape, dtype=bool))
+        ids_TK = torch.tensor([sim.dice.sample(range(EXPERTS), TOP_K) for _ in range(tokens)])
+        scores_TK = torch.ones(tokens, TOP_K)
         began, sim.open_calls = sim.now, sim.open_calls + 1
         try:
-            out_TH = call.run()
+            if sim.dice.random() < 0.3:
+                with self.calls.start(layer, x_TH, ids_TK, scores_TK, None) as call:
+                    # The client computes something else meanwhile.
+                    sim.agenda.pause([], sim.dice.uniform(0, 0.02))
+                    self.wait_while_stopped()
+                    out_TH = call.finish()
+            else:
+                out_TH = self.calls.run(layer, x_TH, ids_TK, scores_TK, None)
         except ExpertsUnavailableError as error:
             sim.failed += 1
             sim.say(f"{self.id}: {error}")
             sim.check_failure(self, layer, error.experts, began)
         else:
-            expected_TH = x_TH * torch.from_numpy((ids_TK + 1).sum(1)[:, None]).float()
+            expected_TH = x_TH * (ids_TK + 1).sum(1, keepdim=True).float()
             demand(torch.equal(out_TH, expected_TH), f"{self.id}: a wrong answer")
             sim.right += 1
         finally:

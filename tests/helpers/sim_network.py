@@ -89,18 +89,17 @@ class Network:
         self, sender: Process, to: Process, deliver: Callable[[], None], broken: Callable[[], None]
     ) -> None:
         """Send one part of a control call. A lost part arrives a little later, or the connection breaks."""
-        fate, later_s = self.fate(), [0.0]
+        fate, delays_s = self.fate(), [self.delay_s()]
         if fate == "lost":
             if self.dice.random() < 0.5:
                 broken()
                 return
-            later_s = [self.dice.uniform(0.2, 0.4)]
+            # Repeated by the transport. Two such parts and a heartbeat's interval are below a lease.
+            delays_s = [self.dice.uniform(0.2, 0.4)]
         elif fate == "twice":
-            later_s.append(self.dice.uniform(0, 2.0))
-        for extra_s in later_s:
-            to.soon(
-                self.delay_s() + extra_s, lambda: None if self.is_cut(sender, to) else deliver()
-            )
+            delays_s.append(self.delay_s() + self.dice.uniform(0, 2.0))
+        for delay_s in delays_s:
+            to.soon(delay_s, lambda: None if self.is_cut(sender, to) else deliver())
 
     def stream(self, sender: Process, to: Process, deliver: Callable[[], None]) -> None:
         """Send on an ordered stream; a later message repeats a lost one."""

@@ -89,10 +89,17 @@ class Process:
 
     def member(self) -> Member:
         told = self.report()
-        reach = () if "reach" in told else None
-        address = f"{self.id}:{self.pid}"
         return Member(
-            *(self.id, self.role, self.pid, "h", address, told["state"]), model=SHAPE, reach=reach
+            self.id,
+            self.role,
+            self.pid,
+            "h",
+            f"{self.id}:{self.pid}",
+            told["state"],
+            model=SHAPE,
+            experts=told.get("experts", 0),
+            epoch=told.get("epoch", 0),
+            reach=() if "reach" in told else None,
         )
 
     def join(self) -> None:

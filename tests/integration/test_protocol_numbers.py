@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from working_copy import ROOT, working_copy
+
 pytestmark = [pytest.mark.integration, pytest.mark.nightly, pytest.mark.timeout(1200)]
 
-ROOT = Path(__file__).parents[2]
 HEADER = Path("eaas/wire/protocol.h")
 SERVER = (ROOT / "tests/unit/expert_server").glob("test_*.py")
 TESTS = (
@@ -44,18 +44,7 @@ CHANGES = {
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The working tree with its compiled modules."""
-    clone = tmp_path_factory.mktemp("clone")
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT, check=True, capture_output=True, text=True,
-    ).stdout.splitlines()  # fmt: skip
-    compiled = [str(path.relative_to(ROOT)) for path in ROOT.glob("*/**/*.abi3.so")]
-    for name in (*listed, *compiled):
-        if (ROOT / name).is_file() and not name.startswith("."):
-            (clone / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, clone / name)
-    return clone
+    return working_copy(tmp_path_factory.mktemp("clone"))
 
 
 @pytest.mark.parametrize("change", CHANGES)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -78,6 +80,21 @@ class Bench:
 
     def late_answers(self) -> float:
         return float(self.metrics.late_answers._value.get())
+
+
+class SlotsBefore:
+    """The slots of a connection, which call something before each write."""
+
+    def __init__(self, connection: Connection, before: Callable[[], None]) -> None:
+        self._slots: Any = connection.slots
+        self._before = before
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._slots, name)
+
+    def write(self, *request: Any) -> bool:
+        self._before()
+        return bool(self._slots.write(*request))
 
 
 def send(connection: Connection, rows: int = 1) -> Ticket:
@@ -236,15 +253,13 @@ def test_slots_are_given_back_after_writes_in_progress(
     connection = bench.connect()
     events: list[str] = []
     reached, go_on = threading.Event(), threading.Event()
-    views = connection._views.payload
 
-    def slowly(slot: int, header: RequestHeader) -> object:
+    def wait() -> None:
         reached.set()
         go_on.wait(5)
         events.append("written")
-        return views(slot, header)
 
-    monkeypatch.setattr(connection._views, "payload", slowly)
+    monkeypatch.setattr(connection, "slots", SlotsBefore(connection, wait))
     monkeypatch.setattr(connection._link, "close", lambda: events.append("closed"))
     writer = threading.Thread(target=send, args=(connection,))
     writer.start()
@@ -276,11 +291,11 @@ def test_abandon_is_idempotent() -> None:
 def test_an_interrupted_write_frees_its_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     connection = Bench(1).connect()
 
-    def interrupt(*args: object, **kwargs: object) -> None:
+    def interrupt() -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(connection._views, "payload", interrupt)
+        patch.setattr(connection, "slots", SlotsBefore(connection, interrupt))
         with pytest.raises(KeyboardInterrupt):
             send(connection)
     send(connection)

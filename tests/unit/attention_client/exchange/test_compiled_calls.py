@@ -323,6 +323,31 @@ def test_a_lost_connection_ends_the_wait(world: World) -> None:
     assert time.monotonic() - started < 1.0
 
 
+@pytest.mark.timeout(30)
+def test_the_only_server_is_late() -> None:
+    """Nobody waits for it beyond its time: the request is sent again, with more of it."""
+    world = World.of(servers=1)
+    world.warm()
+    world.servers[0].next_answers = [silent]
+    world.check(4)
+    world.close()
+
+
+def test_a_server_that_owes_an_answer_gets_no_request(world: World) -> None:
+    owing: list[int] = []
+    world.servers[0].next_answers = [lambda _server, slot: owing.append(slot)]
+    while not owing:
+        world.check(4)
+    asked = len(world.servers[0].requests)
+    for _ in range(8):
+        world.check(4)
+    assert len(world.servers[0].requests) == asked
+    world.servers[0].answer(owing[0])
+    world.wait_idle()
+    while len(world.servers[0].requests) == asked:
+        world.check(4)
+
+
 def test_all_slots_in_use(world: World) -> None:
     """More calls at once than slots: the others take the slow path and wait."""
     calls = []
@@ -373,10 +398,10 @@ def test_calls_of_several_threads(world: World) -> None:
     assert world.metrics.layer_calls._value.get() == calls
 
 
-# -- released lanes, closed connections -------------------------------------------------------------------
+# -- closed connections -------------------------------------------------------------------
 
 
-def test_a_released_lane_starts_nothing() -> None:
+def test_a_closed_connection_starts_nothing() -> None:
     made = World.of(servers=1, timeout_s=0.5)
     made.warm()
     made.servers[0].connection.close()
@@ -401,6 +426,6 @@ def test_a_connection_that_closes_during_a_call(world: World) -> None:
     assert world.servers[0].arena.buffer
     world.views.append(ClusterView(world.views[0].placement, (None, world.servers[1].connection)))
     assert torch.equal(call.finish(), right(x_TH, ids_TK))
-    assert connection.lane.users == 0
+    assert connection.slots.users == 0
     with pytest.raises(ValueError, match="closed"):
         _ = world.servers[0].arena.buffer

@@ -1,25 +1,25 @@
-"""Lanes and routes refuse sizes and places that do not fit."""
+"""Slots and routes refuse sizes and places that do not fit."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from attention_client.exchange import Lane, Route
+from attention_client.exchange import Route, Slots
 from eaas.replicas import Replicas
 from eaas.wire import Arena
 
 HIDDEN, EXPERTS = 8, 6
 
 
-def test_a_lane_must_lie_in_its_buffer() -> None:
+def test_slots_must_lie_in_their_buffer() -> None:
     arena = Arena.create_local(2, 256, 256, 1)
     with pytest.raises(ValueError, match="buffer"):
-        Lane(arena.buffer, *arena.offsets, 384, 320, 0, 9, 256, 256, 1, 0, 1, HIDDEN, True)
+        Slots(arena.buffer, *arena.offsets, 384, 320, 0, 9, 256, 256, 1, 0, 1, HIDDEN, True)
     with pytest.raises(ValueError, match="buffer"):
-        Lane(arena.buffer, *arena.offsets, 384, 320, 0, 2, 256, 256, 1 << 20, 0, 1, HIDDEN, True)
+        Slots(arena.buffer, *arena.offsets, 384, 320, 0, 2, 256, 256, 1 << 20, 0, 1, HIDDEN, True)
     with pytest.raises(ValueError, match="buffer"):
-        Lane(arena.buffer, *arena.offsets, 384, 320, 0, 2, 257, 256, 1, 0, 1, HIDDEN, True)
+        Slots(arena.buffer, *arena.offsets, 384, 320, 0, 2, 257, 256, 1, 0, 1, HIDDEN, True)
     arena.close()
 
 
