@@ -112,8 +112,8 @@ EXTENSIONS = [
         *THREADED,
     ),
     extension(
-        "expert_server.loop._direct",
-        files("expert_server/loop", "_direct answer serve"),
+        "expert_server.loop._slots",
+        files("expert_server/loop", "_slots serve"),
         *("-O2", "-std=c11", "-fvisibility=hidden"),
     ),
 ]

@@ -179,8 +179,9 @@ class ExpertServer:
                 config.batching,
                 config.batch_window_us * 1e-6,
                 config.added_latency_us * 1e-6,
-                traces=BatchTraces(tracing, self._arena, server_id) if tracing else None,
+                traces=BatchTraces(tracing, server_id) if tracing else None,
             )
+            undo.callback(self._loop.close)
             self._store = ExpertStore(
                 reader, self._kernel, config.load_bytes_per_s, self._loop, memory_bytes
             )

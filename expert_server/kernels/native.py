@@ -34,7 +34,7 @@ from expert_server.weights.weights import ExpertForm, ExpertWeights
 __all__ = ["NativeKernel", "available_isas"]
 
 _FORMATS = {torch.float32: 0, torch.bfloat16: 1}
-# Rows of the largest request that compiled code accepts (MOST_PAIRS of answer.c). Rows that no batch has take
+# Rows of the largest request that compiled code accepts (MOST_PAIRS of slots.h). Rows that no batch has take
 # no memory.
 _DIRECT_ROWS = 1 << 16
 # Whether a pool learns which batches are too small for its threads (pool.c); if not, all of them compute all.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from expert_server.loop.replies import Request
+from expert_server.loop.slots import Request
 
 __all__ = ["AddedLatency"]
 

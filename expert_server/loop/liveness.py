@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from eaas.log import get_logger
-from expert_server.loop._direct import Direct
+from expert_server.loop._slots import Slots
 
 __all__ = ["Liveness", "Watchdog"]
 
@@ -49,7 +49,7 @@ class Liveness:
         self._doing = (now, 0)
         self._s_per_token: float | None = None
         # The same, while compiled code serves.
-        self._compiled: Direct | None = None
+        self._compiled: Slots | None = None
 
     def turns(self, at: float) -> None:
         """Note that the loop looks for work: a stall counts from `at`, which is after its sleep, if any."""
@@ -65,9 +65,9 @@ class Liveness:
         self._s_per_token = max(seconds / tokens, _DECAY * known)
 
     @contextlib.contextmanager
-    def compiled(self, direct: Direct) -> Iterator[None]:
+    def compiled(self, slots: Slots) -> Iterator[None]:
         """Read the loop's activity from compiled code inside the block."""
-        self._compiled = direct
+        self._compiled = slots
         try:
             yield
         finally:

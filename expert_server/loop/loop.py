@@ -1,16 +1,18 @@
-"""The expert server's loop: poll, admit, batch, group, compute, reply (EaaS section 3.3).
+"""The expert server's loop: poll, accept, batch, group, compute, reply (EaaS section 3.3).
 
 The loop handles slots only, not the clients or transports behind them. It answers, and starts no exchange.
 
-    scan for WRITTEN slots ---> admit ---> decide ---> compute a layer's batch ---> scan again
+    scan for WRITTEN slots ---> accept ---> decide ---> compute a layer's batch, reply ---> scan again
                                               |
-                                              +------> wait for a larger batch ---> scan again
+                                              +-------> wait for a larger batch ----------> scan again
 
-A request that would be a batch of its own takes the direct path (`expert_server.loop.direct`): compiled code
-answers it at once, with the same effect. For a lone client, compiled code also waits for the next request.
+A batch is one request or many. One is computed where it is, from its slot into its slot, if the kernel has
+compiled layers. While no batch ever waits for others, the wait for requests is compiled too: it answers each
+that is alone and plain by the same verbs (`slots.h`), so that no Python runs between two requests of a lone
+client, and leaves all others to the turn of the loop.
 
-A slot is claimed from admission until its answer (`SlotTable` explains why no race is possible). If its
-grant is revoked in that time, the request is dropped, before or after it is computed.
+A slot is claimed from accept to reply (`SlotTable` explains why no race is possible). If its grant is revoked
+in that time, the request is dropped, before or after it is computed.
 """
 
 from __future__ import annotations
@@ -26,19 +28,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from eaas.errors import SlotCorruptError, WrongRequestError
 from eaas.log import get_logger
 from eaas.types import ModelShape
-from eaas.wire import Arena, RequestHeader, SlotState
-from eaas.wire.slot import DAMAGED, DOORBELL, SlotLimits, Status, validate_request
+from eaas.wire import Arena, SlotState
+from eaas.wire.slot import DOORBELL, SlotLimits, Status
 from expert_server.kernels import ExpertKernel
 from expert_server.kernels.slot_kernel import SlotKernel
-from expert_server.loop._direct import Direct
 from expert_server.loop.batching import Batcher, Compute, Wait, create_batcher
-from expert_server.loop.direct import create_direct
 from expert_server.loop.latency import AddedLatency
 from expert_server.loop.liveness import Liveness
-from expert_server.loop.replies import Replies, Request
+from expert_server.loop.slots import Request, ServedSlots
 from expert_server.loop.tracing import BatchTraces
 from expert_server.loop.views import Scratch, TensorViews
 from expert_server.transports.slot_ownership import Grant, SlotTable
@@ -53,8 +52,6 @@ _ARRIVAL_POLL_US = 200
 _IDLE_US = 1_000_000
 # Longest time that compiled code serves before the loop looks at what else has changed.
 _MOST_US = 20_000
-# How long data may lag behind its flag, on a transport that does not order them.
-_SETTLE_S = 1e-4
 
 
 class ServeLoop:
@@ -73,10 +70,11 @@ class ServeLoop:
         traces: Records the spans of batches; None: no spans.
 
     Attributes:
+        batches: Kernel calls that gave a result: the load report tells the balancer.
         epoch: Epoch of the placement, sent with STALE_PLACEMENT.
-        refused: Requests answered with an error.
         expired: Requests whose time budget ended before they were computed.
-        busy_s: Seconds spent on admitting and computing.
+        busy_s: Seconds spent on accepting and computing.
+        slots: The slots, with the verbs that serve them.
         liveness: The loop's notes of its activity, for the watchdog.
     """
 
@@ -94,15 +92,23 @@ class ServeLoop:
         traces: BatchTraces | None = None,
     ) -> None:
         self._arena = arena
-        self._buffer = arena.buffer
         self._table = table
         self._kernel = kernel
         self._slot_kernel = kernel if isinstance(kernel, SlotKernel) else None
         self._spin_us = spin_us
         self._clock = clock
         self._traces = traces
-        self._limits = SlotLimits(
+        limits = SlotLimits(
             arena.payload_capacity, arena.result_capacity, shape.hidden_size, shape.num_layers
+        )
+        layers = kernel.direct if isinstance(kernel, ExpertKernel) else None
+        self.slots = ServedSlots(arena, table, limits, layers)
+        # Compiled code neither traces nor delays, and reads the clock itself.
+        self._can_serve = (
+            layers is not None
+            and traces is None
+            and not added_latency_s
+            and clock is time.monotonic
         )
         self._batcher: Batcher[Grant, Request] = create_batcher(
             batching, batch_window_s, shape.num_layers
@@ -113,35 +119,27 @@ class ServeLoop:
         self._never_waits = False
         self._views = TensorViews(arena, shape.hidden_size)
         self._scratch = Scratch()
-        self._replies = Replies(arena, self._views)
-        # The direct path neither traces nor delays, and reads the clock itself.
-        is_plain = traces is None and not added_latency_s and clock is time.monotonic
-        self._direct = create_direct(arena, table, kernel, self._limits) if is_plain else None
         # A plain flag: a signal handler may set it, and a lock there could deadlock.
         self._stopped = False
-        # Claimed slots. Their flags stay WRITTEN until they are answered.
-        self._admitted: set[int] = set()
         # Cleared by a thread in `wait_idle`. The loop's check of it costs next to nothing.
         self._idle = threading.Event()
         self._idle.set()
-        self._computed = 0
-        self._batches = 0
         self._batch_ended_at = -math.inf
+        self.batches = 0
         self.epoch = 0
-        self.refused = 0
         self.expired = 0
         self.busy_s = 0.0
         self.liveness = Liveness(clock())
 
     @property
     def computed(self) -> int:
-        """Requests answered with a result, for the heartbeats' progress; the direct path counts its own."""
-        return self._computed + (self._direct.answered if self._direct else 0)
+        """Requests answered with a result, for the heartbeats' progress."""
+        return self.slots.verbs.answered
 
     @property
-    def batches(self) -> int:
-        """Kernel calls that gave a result: the load report tells the balancer."""
-        return self._batches + (self._direct.answered if self._direct else 0)
+    def refused(self) -> int:
+        """Requests answered with an error, other than expired ones."""
+        return self.slots.refused
 
     @property
     def requests(self) -> int:
@@ -150,9 +148,8 @@ class ServeLoop:
 
     @property
     def in_flight(self) -> int:
-        """Requests admitted and not answered. Heartbeats report it; a leaving server waits for 0."""
-        served = self._direct is not None and self._direct.doing[1] > 0
-        return len(self._admitted) + served
+        """Requests accepted and not answered. Heartbeats report it; a leaving server waits for 0."""
+        return self._table.busy.count(1)
 
     @property
     def is_busy(self) -> bool:
@@ -167,75 +164,63 @@ class ServeLoop:
         """
         # In this order: a loop that became idle before the clear is not busy.
         self._idle.clear()
-        if self._direct is not None:
-            self._direct.leave()
+        self.slots.verbs.leave()
         if self.is_busy:
             self._idle.wait(timeout_s)
 
     def stop(self) -> None:
         """Make `run` return after the current batch. Safe from any thread and from a signal handler."""
         self._stopped = True
-        if self._direct is not None:
-            self._direct.leave()
+        self.slots.verbs.leave()
         # Released flags: `run` has returned in the meantime, and nothing waits.
         with contextlib.suppress(ValueError):
             self._arena.flags.interrupt(DOORBELL)
 
     def run(self) -> None:
-        """Answer requests until `stop`, in the server's main thread.
+        """Answer requests until `stop`, in the server's main thread; then `close`.
 
         Raises DeviceLostError: the kernel's device has failed; the server ends, so that others answer.
         """
         flags = self._arena.flags
-        with torch.inference_mode():
-            while not self._stopped:
-                # Before the flag is checked: a later interrupt changes this count.
-                seen = flags.seq(DOORBELL)
-                if not self._stopped:
-                    self.step(seen)
-        # The arena's memory is freed with the last view of it.
+        try:
+            with torch.inference_mode():
+                while not self._stopped:
+                    # Before the flag is checked: a later interrupt changes this count.
+                    seen = flags.seq(DOORBELL)
+                    if not self._stopped:
+                        self.step(seen)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Drop all views of the arena, whose memory is freed with the last one. Idempotent."""
         self._views.clear()
-        if self._direct is not None:
-            self._direct.release()
+        self.slots.verbs.close()
 
     def step(self, seen: int) -> None:
-        """One turn of `run`: scan the slots, admit new requests, then compute one batch or wait.
+        """One turn of `run`: look for requests, accept new ones, then compute one batch or wait.
 
         Args:
             seen: The doorbell's count, read before the caller checked its own reasons to end the wait
                 (`stop`).
         """
         arena, batcher = self._arena, self._batcher
-        turns_at = self._clock()
-        is_alone = not self._admitted
-        if is_alone:
-            self.liveness.turns(turns_at + _IDLE_US * 1e-6)
+        works_from = self._clock()
+        if self.in_flight:
+            self.liveness.turns(works_from)
+            ready = arena.flags.scan(0, arena.slots, _WRITTEN)
+        else:
+            self.liveness.turns(works_from + _IDLE_US * 1e-6)
             if not self._idle.is_set() and not self.is_busy:
                 self._idle.set()
-            if self._never_waits and self._direct is not None:
-                ready = self._serve(self._direct)
-            else:
-                ready = arena.flags.wait(
-                    0, arena.slots, _WRITTEN, DOORBELL, seen, self._spin_us, _IDLE_US
-                )
+            ready = self._wait_for_requests(seen)
             works_from = self._clock()
-        else:
-            self.liveness.turns(turns_at)
-            ready = arena.flags.scan(0, arena.slots, _WRITTEN)
-            works_from = turns_at
         if self._table_changes != self._table.changes:
             self._table_changes = self._table.changes
             grants = self._table.grants()
             batcher.keep(grants)
             self._never_waits = batcher.never_waits(len(grants))
-        if ready:
-            is_alone = is_alone and len(ready) == 1 and self._direct is not None
-            if is_alone and self._answer_directly(ready[0], works_from):
-                return
-            self._admit(ready)
-        now = self._clock()
-        for request in self._on_the_way.arrived(now):
-            batcher.admit(request, request.grant, request.header.layer, now)
+        now = self._accept(ready)
         decision = batcher.decide(now)
         next_at = self._on_the_way.next_at()
         if isinstance(decision, Compute):
@@ -253,118 +238,45 @@ class ServeLoop:
 
     def serve(self, ready: list[int]) -> None:
         """Answer the requests in these slots at once, layer by layer, without a scan or a wait; for tests."""
-        self._admit(ready)
-        now = self._clock()
-        for request in self._on_the_way.arrived(now):
-            self._batcher.admit(request, request.grant, request.header.layer, now)
+        self._accept(ready)
         for layer in self._batcher.layers():
             self._answer(layer)
 
-    # -- the direct path ------------------------------------------------------------------------------
+    # -- wait, accept ---------------------------------------------------------------------------------
 
-    def _serve(self, direct: Direct) -> list[int]:
-        """Let compiled code wait and answer; return the slots with requests that it left to this loop."""
-        with self.liveness.compiled(direct):
-            served = direct.serve(self._spin_us, _IDLE_US, _MOST_US, not self._idle.is_set())
+    def _wait_for_requests(self, seen: int) -> list[int]:
+        """Wait for requests; return their slots. Compiled code may answer some of them meanwhile."""
+        flags, slots = self._arena.flags, self._arena.slots
+        if not (self._can_serve and self._never_waits):
+            return flags.wait(0, slots, _WRITTEN, DOORBELL, seen, self._spin_us, _IDLE_US)
+        verbs = self.slots.verbs
+        with self.liveness.compiled(verbs):
+            served = verbs.serve(self._spin_us, _IDLE_US, _MOST_US, not self._idle.is_set())
         requests, seconds, slowest, slot, layer, tokens, began, ended = served
         if requests:
+            self.batches += requests
             self.busy_s += seconds
             self.liveness.ended(1, slowest)
             # The policy learns from the last one.
             grant = self._table.owner(slot)
             if grant is not None:
                 self._batcher.computed_alone(grant, layer, tokens, began, ended)
-        return self._arena.flags.scan(0, self._arena.slots, _WRITTEN)
+        return flags.scan(0, slots, _WRITTEN)
 
-    def _answer_directly(self, slot: int, now: float) -> bool:
-        """Answer the only request there is in compiled code (`expert_server.loop.direct`).
+    def _accept(self, ready: list[int]) -> float:
+        """Accept the requests in the slots that are not claimed yet, and let them join a batch.
 
-        False if the request is not plain, or might wait for others. Then nothing has changed; admit it.
-
-        Args:
-            slot: Its slot.
-            now: When it was first seen.
+        Returns the time.
         """
-        direct, batcher = self._direct, self._batcher
-        assert direct is not None
-        self._admitted.add(slot)
-        grant = self._table.claim_one(slot)
-        ended = None
-        if grant is not None and (accepted := direct.accept(slot, grant.generation)):
-            layer, tokens = accepted
-            if batcher.computes_alone(grant, layer):
-                self.liveness.begins(tokens, now)
-                ended = direct.answer(grant.reply_bell, now)
-        self._admitted.discard(slot)
-        self._table.release_one(slot)
-        if grant is None or ended is None:
-            return False
-        self.liveness.ended(tokens, ended - now)
-        batcher.computed_alone(grant, layer, tokens, now, ended)
-        self.busy_s += ended - now
-        return True
-
-    # -- admit ----------------------------------------------------------------------------------------
-
-    def _admit(self, ready: list[int]) -> None:
-        """Claim the slots that are not claimed yet; queue their requests for a batch, or refuse them."""
-        new = [slot for slot in ready if slot not in self._admitted]
-        if not new:
-            return
         now = self._clock()
-        self._admitted.update(new)
-        settled = []
-        for slot, grant in zip(new, self._table.claim(new), strict=True):
-            request = self._accept(slot, grant, now)
-            if request is None:
-                settled.append(slot)
-            else:
+        busy = self._table.busy
+        for slot in ready:
+            if not busy[slot] and (request := self.slots.accept(slot, now)) is not None:
                 self._on_the_way.put(request)
-        if settled:
-            self._release(settled)
-
-    def _accept(self, slot: int, grant: Grant | None, now: float) -> Request | None:
-        """Validate the request in a claimed slot; None if there is none, or it is invalid and was refused."""
-        if grant is None:
-            self._arena.server_offline(slot)
-            return None
-        if self._arena.flags.load(slot) != SlotState.WRITTEN:
-            # Granted to another client between the scan and the claim; that client has written nothing yet.
-            return None
-        header, error = self._read(slot, grant)
-        if isinstance(error, SlotCorruptError):
-            # Perhaps the data lags behind its flag. Retry only once, because other requests wait.
-            _settle()
-            header, error = self._read(slot, grant)
-        if error is not None:
-            _log.warning("slot %d of %s: %s", slot, grant.client_id, error)
-            # A wrong request fails on every server. The client sends a damaged one again.
-            if isinstance(error, WrongRequestError):
-                self._refuse(slot, grant, header, Status.INVALID_ARGUMENT)
-            else:
-                self._refuse(slot, grant, header, Status.INTERNAL, DAMAGED)
-            return None
-        views = self._views.tensors(slot, header)
-        return Request(slot, grant, header, views, now, now + header.budget_us * 1e-6)
-
-    def _read(
-        self, slot: int, grant: Grant
-    ) -> tuple[RequestHeader, SlotCorruptError | WrongRequestError | None]:
-        """Copy the request header out of a slot; return it and the error that makes it invalid, if any."""
-        offset = self._arena.request_offset(slot)
-        header = RequestHeader.unpack_from(self._buffer, offset)
-        limits = self._limits._replace(
-            payload_capacity=grant.payload_capacity, result_capacity=grant.result_capacity
-        )
-        try:
-            validate_request(self._buffer, offset, header, limits, grant.generation)
-        except (SlotCorruptError, WrongRequestError) as error:
-            return header, error
-        return header, None
-
-    def _release(self, slots: list[int]) -> None:
-        self._admitted.difference_update(slots)
-        self._table.release(slots)
+        now = self._clock()
+        for request in self._on_the_way.arrived(now):
+            self._batcher.admit(request, request.grant, request.header.layer, now)
+        return now
 
     # -- compute --------------------------------------------------------------------------------------
 
@@ -380,10 +292,11 @@ class ServeLoop:
         for request in requests:
             header = request.header
             if self._arena.flags.load(request.slot) != SlotState.WRITTEN:
-                continue  # Its grant was revoked after the admission.
+                self.slots.drop(request)
+                continue
             if began >= request.expires_at:
                 self.expired += 1
-                self._replies.error(request.slot, request.grant, header, Status.EXPIRED)
+                self.slots.reply(request, Status.EXPIRED)
                 continue
             groups.setdefault((header.top_k, header.dtype), []).append(request)
             tokens += header.batch_size
@@ -393,7 +306,6 @@ class ServeLoop:
             else:
                 with self._traces.batch(group, began):
                     self._compute(group)
-        self._release([request.slot for request in requests])
         ended = self._clock()
         if tokens:
             self._batcher.computed(tokens, ended - began)
@@ -414,26 +326,28 @@ class ServeLoop:
             # Includes a batch too large for the free memory; smaller ones may still fit.
             _log.exception("layer %d: %s", layer, error)
             for request in group:
-                self._refuse(request.slot, request.grant, request.header, Status.INTERNAL)
+                self.slots.refuse(request, Status.INTERNAL)
             return
-        self._batches += 1
+        self.batches += 1
         now = self._clock()
         start = 0
         for request in group:
             end = start + request.header.batch_size
-            self._computed += 1
             # The batches before this one were for other requests, and so is the rest of this one.
             from_s = max(request.admitted_at, self._batch_ended_at)
             own_s = (now - from_s) * request.header.batch_size / tokens
             if rows_TH is not None:
-                self._replies.rows(request, rows_TH[start:end])
-            self._replies.result(request, now, own_s)
+                np.copyto(self._views.result(request.slot, end - start), rows_TH[start:end])
+            service_s = now - request.admitted_at
+            self.slots.reply(request, Status.OK, 0, service_s, service_s - own_s)
             start = end
         self._batch_ended_at = now
 
     def _run(self, group: list[Request], layer: int) -> npt.NDArray[np.float32] | None:
-        """Compute a batch; return its result, or None if the kernel has written it into the slots."""
-        payloads = [request.views for request in group]
+        """Compute a batch; return its result, or None if it was computed into the slots."""
+        if len(group) == 1 and self.slots.verbs.compute(group[0].slot):
+            return None
+        payloads = [self._views.tensors(request.slot, request.header) for request in group]
         if self._slot_kernel is not None:
             results = [self._views.result_tensor(r.slot, r.header.batch_size) for r in group]
             self._slot_kernel.compute_slots([views.tensors for views in payloads], results, layer)
@@ -449,21 +363,8 @@ class ServeLoop:
         STALE_PLACEMENT and this server's epoch tell the client to send it elsewhere.
         """
         if len(group) == 1:
-            request = group[0]
-            _log.info("slot %d: %s", request.slot, error)
-            self._refuse(
-                request.slot, request.grant, request.header, Status.STALE_PLACEMENT, self.epoch
-            )
+            _log.info("slot %d: %s", group[0].slot, error)
+            self.slots.refuse(group[0], Status.STALE_PLACEMENT, self.epoch)
             return
         for request in group:
             self._compute([request])
-
-    def _refuse(
-        self, slot: int, grant: Grant, header: RequestHeader, status: Status, detail: int = 0
-    ) -> None:
-        self.refused += 1
-        self._replies.error(slot, grant, header, status, detail)
-
-
-def _settle() -> None:
-    time.sleep(_SETTLE_S)

@@ -12,9 +12,8 @@ from contextlib import contextmanager
 from opentelemetry.trace import SpanKind
 
 from eaas.telemetry.tracing import Tracing, unpack
-from eaas.wire import Arena
 from eaas.wire.slot import read_trace
-from expert_server.loop.replies import Request
+from expert_server.loop.slots import Request
 
 __all__ = ["BatchTraces"]
 
@@ -24,23 +23,20 @@ class BatchTraces:
 
     Args:
         tracing: Creates and exports the spans.
-        arena: The server's arena.
         server_id: Attribute of each span.
     """
 
-    def __init__(self, tracing: Tracing, arena: Arena, server_id: str) -> None:
+    def __init__(self, tracing: Tracing, server_id: str) -> None:
         self._spans = tracing.children
-        self._arena = arena
         self._server_id = server_id
 
     @contextmanager
     def batch(self, group: Sequence[Request], now: float) -> Iterator[None]:
         """Record a span for the batch computed in the block, if a request is traced; `now`: loop time."""
-        arena = self._arena
         contexts = [
             context
             for request in group
-            if (data := read_trace(arena.buffer, arena.request_offset(request.slot)))
+            if (data := read_trace(request.header_bytes, 0))
             and (context := unpack(data)) is not None
         ]
         if not contexts:

@@ -54,7 +54,7 @@ class TensorViews(SlotViews):
         self._result_tensors: dict[tuple[int, int], torch.Tensor] = {}
 
     def tensors(self, slot: int, header: RequestHeader) -> PayloadViews:
-        """Return the views of a request in a slot that passed `validate_request`; they are kept for reuse."""
+        """Return the views of an accepted request in a slot; they are kept for reuse."""
         key = (slot, header.batch_size, header.top_k, header.dtype)
         views = self._with_tensors.get(key)
         if views is None:

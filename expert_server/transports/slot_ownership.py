@@ -5,24 +5,24 @@ bytes of a former owner never count as the new owner's. The service's threads an
 A slot may be revoked at any moment, but a slot that the loop has claimed or a stream is copying is granted
 again only after they are done with it.
 
-Why the loop needs no lock while it works on a slot:
+Why the loop needs no lock (its verbs: `expert_server/loop/slots.h`):
 
     loop                                        service's thread
     L1  sees WRITTEN                            S1  revoke: owner = none, flag = OFFLINE
-    L2  claim: busy, reads the owner            S2  grant, if not busy: flag = OFFLINE, generation,
-    L3  reads the flag again                        owner, flag = FREE
-    L4  reads the request, computes,            (L2, L5, S1 and S2 are one step each: under the lock)
-        writes the result, WRITTEN to DONE
-    L5  release: not busy
+    L2  accept: busy; reads the owner, and      S2  grant, if not busy: flag = OFFLINE, generation,
+        the flag again; reads the header            owner, flag = FREE
+    L3  computes, writes the answer,
+        WRITTEN to DONE
+    L4  release: not busy
 
-Compiled code that serves a lone client (serve.c of the loop) claims without the lock, under the
-interpreter's. It sets busy before it reads the generation, and S1 clears the generation before S2 reads busy:
-so either it finds no owner, or S2 finds the slot busy.
+L2 and L4 are one step each, under the interpreter's lock. S1 and S2 are several, and the table's lock keeps
+them apart. L2 sets busy and reads the owner; S1 clears the owner before S2 reads busy. So either L2 finds no
+owner, or S2 finds the slot busy. An L2 in the middle of S2 finds no owner or OFFLINE, and claims nothing.
 
-Between L2 and L5 the slot cannot be granted (S2), so it has no other owner than at L2, and only that owner or
-the loop writes its bytes. If S1 and S2 came between L1 and L2, the owner is the new one: L3 finds FREE, and
+Between L2 and L4 the slot cannot be granted (S2), so it has no other owner than at L2, and only that owner or
+the loop writes its bytes. If S1 and S2 came between L1 and L2, the owner is the new one: L2 finds FREE, and
 there is nothing to do, or WRITTEN, and the request is the new owner's. If S1 comes after L2, the flag is
-OFFLINE: L4's last step does not change it, and the answer is dropped.
+OFFLINE: L3's last step does not change it, and the answer is dropped.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ import time
 import uuid
 from array import array
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from eaas.errors import SharedMemoryError
@@ -90,6 +90,8 @@ class SlotTable:
 
     Attributes:
         changes: Counts grants and revocations.
+        busy: Whether the loop works on a slot, for each: 1 from the claim to the release, then 0. A busy slot
+            is not granted.
     """
 
     def __init__(self, arena: Arena) -> None:
@@ -97,7 +99,6 @@ class SlotTable:
         self._lock = threading.Lock()
         self._grants: dict[str, Grant] = {}
         self._owner: list[Grant | None] = [None] * arena.slots
-        self._busy = bytearray(arena.slots)
         # Of each slot's owner, for compiled code; generation 0: no owner.
         self._generations_of = array("Q", bytes(8 * arena.slots))
         self._bells_of = array("i", bytes(4 * arena.slots))
@@ -106,6 +107,7 @@ class SlotTable:
         self._reserved: Counter[int] = Counter()
         self._generations = itertools.count(1)
         self.changes = 0
+        self.busy = bytearray(arena.slots)
 
     def grant(
         self,
@@ -146,7 +148,7 @@ class SlotTable:
             raise
         with self._lock:
             self._reserved.subtract(run)
-            if any(self._busy[slot] for slot in run):
+            if any(self.busy[slot] for slot in run):
                 # The loop found a request in a slot without an owner, and has not dropped it yet.
                 return None
             # Another call of this client may have got slots meanwhile.
@@ -231,40 +233,18 @@ class SlotTable:
 
     @property
     def owners(self) -> tuple[bytearray, array[int], array[int], array[int]]:
-        """For compiled code: the busy slots; generation, doorbell and capacities of their owners."""
-        return self._busy, self._generations_of, self._bells_of, self._capacities_of
+        """For compiled code: `busy`; generation, doorbell and capacities of each slot's owner."""
+        return self.busy, self._generations_of, self._bells_of, self._capacities_of
 
     def owner(self, slot: int) -> Grant | None:
         """The grant that a slot belongs to; None: it is free."""
         return self._owner[slot]
 
-    def claim(self, slots: Collection[int]) -> list[Grant | None]:
-        """Mark slots as in use by the serving loop, which admits them, so that they are not granted again.
-
-        Returns:
-            Their owners. Until `release` an owner may vanish, but cannot change to another.
-        """
+    def close_unowned(self, slot: int) -> None:
+        """Take a slot offline if it has no owner: the loop found a request there, or what looks like one."""
         with self._lock:
-            for slot in slots:
-                self._busy[slot] = True
-            return [self._owner[slot] for slot in slots]
-
-    def release(self, slots: Collection[int]) -> None:
-        """Mark slots as no longer used by the serving loop, after their answers: another grant may follow."""
-        with self._lock:
-            for slot in slots:
-                self._busy[slot] = False
-
-    def claim_one(self, slot: int) -> Grant | None:
-        """Claim a single slot, as `claim` does, for the loop's direct path; returns its owner."""
-        with self._lock:
-            self._busy[slot] = True
-            return self._owner[slot]
-
-    def release_one(self, slot: int) -> None:
-        """Release a single slot, as `release` does, after the loop's direct path."""
-        with self._lock:
-            self._busy[slot] = False
+            if self._owner[slot] is None:
+                self._arena.server_offline(slot)
 
     @contextlib.contextmanager
     def copying(self, grant: Grant) -> Iterator[bool]:
@@ -301,7 +281,7 @@ class SlotTable:
     def _free_run(self, slots: int) -> int | None:
         run = 0
         for slot, owner in enumerate(self._owner):
-            taken = owner is not None or self._busy[slot] or self._reserved[slot] > 0
+            taken = owner is not None or self.busy[slot] or self._reserved[slot] > 0
             run = 0 if taken else run + 1
             if run == slots:
                 return slot - slots + 1

@@ -1,10 +1,10 @@
 """A whole cluster in simulated time: the live code, with a seeded clock and network.
 
 Real: the clients' layer calls with all their parts (attempts, server health, hedging, budgets, ejections),
-their connections, slots and placement switch; the servers' slot table, admission, loop, replies and placement
-calls; the gRPC transport's frames, both ends; the monitor's registry and detector; the members' view of it;
-the balancer's planner. Simulated: the clock, the network, processes, and the threads that connect these
-(`eaas.membership.session`, `balancer.rollout`, `attention_client.cluster`), each a few lines here.
+their connections, slots and placement switch; the servers' slot table, loop with its compiled verbs, and
+placement calls; the gRPC transport's frames, both ends; the monitor's registry and detector; the members'
+view of it; the balancer's planner. Simulated: the clock, the network, processes, and the threads that connect
+these (`eaas.membership.session`, `balancer.rollout`, `attention_client.cluster`), each a few lines here.
 
 A layer call waits as it does live, on a greenlet that the agenda resumes. A server's expert e multiplies a
 token by e + 1, so every answer is known exactly.

@@ -75,7 +75,7 @@ class Server:
             slots, payload, result_length(tokens, HIDDEN), time.monotonic_ns()
         )
         self.table = SlotTable(self.arena)
-        traces = BatchTraces(tracing, self.arena, "server") if tracing is not None else None
+        traces = BatchTraces(tracing, "server") if tracing is not None else None
         self.loop = ServeLoop(self.arena, self.table, kernel, SHAPE, 20, traces=traces)
         self.service = ExpertService(
             self.arena,

@@ -69,15 +69,11 @@ class Policy(Generic[C]):
     def keep(self, connections: Collection[C]) -> None:
         """Drop what is stored about all other connections, which are closed: no batch waits for them."""
 
-    def computes_alone(self, connection: C, layer: int) -> bool:
-        """Whether `wait` would return None for this request, if no other waits and it were admitted now.
+    def never_waits(self, connections: int) -> bool:
+        """Whether `wait` returns None for every request, while there are so many connections at most.
 
         False if that is not certain. Changes nothing.
         """
-        return True
-
-    def never_waits(self, connections: int) -> bool:
-        """Whether `computes_alone` holds for every request, while there are so many connections at most."""
         return True
 
     def wait(self, queue: Queue[R], alone: bool, now: float) -> Wait[C] | None:
@@ -106,7 +102,6 @@ class Batcher(Generic[C, R]):
         self.answered = policy.answered
         self.computed = policy.computed
         self.keep = policy.keep
-        self.computes_alone = policy.computes_alone
         self.never_waits = policy.never_waits
 
     def admit(self, request: R, connection: C, layer: int, now: float) -> None:
@@ -120,7 +115,7 @@ class Batcher(Generic[C, R]):
     def computed_alone(
         self, connection: C, layer: int, tokens: int, began: float, now: float
     ) -> None:
-        """Tell the policy of a request that was never queued: it `computes_alone`, and has its answer now."""
+        """Tell the policy of a request that has its answer and was never queued, since it `never_waits`."""
         self._policy.admitted(connection, layer)
         self._policy.computed(tokens, now - began)
         self._policy.answered(connection, now)

@@ -104,14 +104,6 @@ class Window(_Presence):
         for gone in self._awaited.keys() - self._companions.keys():
             del self._awaited[gone]
 
-    def computes_alone(self, connection: Hashable, layer: int) -> bool:
-        """Whether no other connection is expected for this layer (`Policy.computes_alone`)."""
-        before = (layer - 1) % self._num_layers
-        return not self._awaited and not any(
-            companion.layer == before and companion.silent_since is not None and other != connection
-            for other, companion in self._companions.items()
-        )
-
     def never_waits(self, connections: int) -> bool:
         """Whether there is no connection to wait for (`Policy.never_waits`)."""
         return connections < 2
@@ -163,12 +155,8 @@ class AllActive(_Presence):
         self._window_s = window_s
         self._round_at = float("-inf")
 
-    def computes_alone(self, connection: Hashable, layer: int) -> bool:
-        """Never certain: every active client counts (`Policy.computes_alone`)."""
-        return False
-
     def never_waits(self, connections: int) -> bool:
-        """Never certain (`Policy.never_waits`)."""
+        """Never certain: every active client counts (`Policy.never_waits`)."""
         return False
 
     def wait(self, queue: Queue[Any], alone: bool, now: float) -> Wait[Any] | None:

@@ -29,6 +29,7 @@ from expert_server.kernels.native import NativeKernel
 from expert_server.loop.loop import ServeLoop
 from expert_server.transports.slot_ownership import Grant, SlotTable
 from expert_server.weights.weights import ExpertForm, ExpertWeights
+from watched import Watched
 
 HIDDEN, TOP_K, EXPERTS, TOKENS, SLOTS = 8, 2, 4, 4, 6
 LAYERS = tuple(f"layer.{i}" for i in range(4))
@@ -71,12 +72,16 @@ class Bench:
         self.table = SlotTable(self.arena)
         self.kernel = kernel or Kernel()
         self.now = 100.0
-        # The direct path, which a real kernel has, needs the real clock.
+        # The compiled turn, which a real kernel has, needs the real clock.
         clock = time.monotonic if kernel else lambda: self.now
         self.loop = ServeLoop(
             self.arena, self.table, self.kernel, SHAPE, 0, batching, window_s, latency_s, clock
         )
         self.loop.epoch = 42
+
+    def watch(self, before: Callable[[str], object]) -> None:
+        """Let something happen before each verb that the loop's Python calls; it gets the verb's name."""
+        self.loop.slots.verbs = Watched(self.loop.slots.verbs, before)
 
     def grant(self, client: str, slots: int = 2, incarnation: int = 1) -> Grant:
         grant = self.table.grant(client, incarnation, slots)
@@ -217,7 +222,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def native_kernel() -> Iterator[NativeKernel]:
-    """A compiled kernel with `Kernel`'s results for x >= 0, which the loop can call directly."""
+    """A kernel with `Kernel`'s results for x >= 0, and compiled layers."""
     form = ExpertForm(False, False, torch.relu)
     kernel = NativeKernel([form] * len(LAYERS), KernelSpec(torch.float32))
     one = torch.eye(HIDDEN)

@@ -5,6 +5,7 @@ The client is the test: it reads and writes slots with the same checks as the re
 
 import itertools
 import tracemalloc
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -13,15 +14,15 @@ from hypothesis import strategies as st
 
 from eaas.errors import SlotCorruptError
 from eaas.wire import RequestHeader, SlotState
-from eaas.wire.slot import REQUEST_HEADER_BYTES, Status, WireDtype
-from expert_server.loop import loop as loop_module
+from eaas.wire.slot import REQUEST_HEADER_BYTES, Status, WireDtype, seal
+from expert_server.loop import slots
 
 
 @pytest.fixture
 def settled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Counts the loop's waits for late data; no time passes."""
     calls: list[int] = []
-    monkeypatch.setattr(loop_module, "_settle", lambda: calls.append(1))
+    monkeypatch.setattr(slots, "_settle", lambda: calls.append(1))
     return calls
 
 
@@ -57,32 +58,9 @@ class _Death(BaseException):
     """The process dies."""
 
 
-class _Mortal:
-    """Wraps an object; the process dies just before one of its method calls."""
-
-    def __init__(self, of: object, steps_left: list[int]) -> None:
-        self._of = of
-        self._steps_left = steps_left
-
-    def __getattr__(self, name: str) -> object:
-        found = getattr(self._of, name)
-        if name == "flags":
-            return _Mortal(found, self._steps_left)
-        if not callable(found):
-            return found
-
-        def call(*args: object) -> object:
-            self._steps_left[0] -= 1
-            if self._steps_left[0] < 0:
-                raise _Death
-            return found(*args)
-
-        return call
-
-
 @pytest.mark.parametrize("checksum", [False, True])
 def test_row_15_a_server_that_dies_at_any_step_leaves_a_right_answer_or_none(
-    benches, checksum: bool
+    benches, monkeypatch: pytest.MonkeyPatch, checksum: bool
 ) -> None:
     """Row 15, the other way: the server dies at each step of its work on a request. The client
     takes the right answer, or none, and is served by the restarted server.
@@ -92,17 +70,23 @@ def test_row_15_a_server_that_dies_at_any_step_leaves_a_right_answer_or_none(
         bench = benches()
         grant = bench.grant("a")
         slot = bench.write(grant, 3, checksum=checksum)
-        bench.loop._arena = _Mortal(bench.arena, steps_left := [steps])
-        bench.loop._replies._arena = bench.loop._arena
-        bench.loop._views.result = _Mortal(bench.loop._views, steps_left).result
-        bench.loop._kernel = _Mortal(bench.kernel, steps_left).__call__
-        try:
-            bench.step()
-        except _Death:
-            pass
-        else:
-            assert answers
-            return
+        left = iter(range(steps))
+
+        def die_or_go_on(_step: str = "", left: Iterator[int] = left) -> None:
+            if next(left, None) is None:
+                raise _Death
+
+        bench.kernel.on_call = die_or_go_on
+        bench.watch(die_or_go_on)
+        with monkeypatch.context() as patched:
+            patched.setattr(slots, "seal", lambda *args, go=die_or_go_on: (go(), seal(*args)))
+            try:
+                bench.step()
+            except _Death:
+                pass
+            else:
+                assert answers
+                return
         if bench.arena.flags.load(slot) == SlotState.DONE:
             answers += 1
             status, rows_TH = bench.take(grant, slot, checksum=checksum)
@@ -185,7 +169,7 @@ def test_row_17_data_behind_its_flag_is_waited_for_once(bench, monkeypatch, come
             if comes:
                 bench.put(slot, image)
 
-        monkeypatch.setattr(loop_module, "_settle", settle)
+        monkeypatch.setattr(slots, "_settle", settle)
         assert bench.arena.client_write_done(slot)
         refused = bench.loop.refused
         bench.step()
@@ -309,19 +293,22 @@ def _same(before: bytes, after: bytes) -> bool:
     return before[32:40] == after[32:40] and before[52:64] == after[52:64]
 
 
-def test_row_19_only_what_was_checked_is_believed(bench, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_row_19_only_what_was_checked_is_believed(
+    benches, native_kernel, is_compiled: bool
+) -> None:
     """Row 19: lying header: refused before any view is made. A client that changes the header after it
     was checked is answered by what was checked.
     """
+    bench = benches(kernel=native_kernel if is_compiled else None)
     grant = bench.grant("a")
     slot = bench.write(grant, 3, tokens=1)
-    check = loop_module.validate_request
 
-    def checked_then_changed(*args: object) -> None:
-        check(*args)
-        bench.rewrite(slot, batch_size=2**31, hidden_size=2**31, top_k=2**31, request_id=9)
+    def change(verb: str) -> None:
+        if verb != "accept":
+            bench.rewrite(slot, batch_size=2**31, hidden_size=2**31, top_k=2**31, request_id=9)
 
-    monkeypatch.setattr(loop_module, "validate_request", checked_then_changed)
+    bench.watch(change)
     bench.step()
     assert (bench.take(grant, slot, tokens=1)[1] == 12).all()
 

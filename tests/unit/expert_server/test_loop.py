@@ -176,10 +176,10 @@ def test_a_wrong_header_is_refused_with_its_status(bench, lie, status) -> None:
     st.booleans(),
 )
 def test_a_wild_header_writes_nothing_outside_its_slots_result(
-    benches, native_kernel, noise: bytes, kept: int, is_direct: bool
+    benches, native_kernel, noise: bytes, kept: int, is_compiled: bool
 ) -> None:
     """With the start kept, magic, version and generation pass, and the other fields are tested."""
-    bench = benches(kernel=native_kernel if is_direct else None)
+    bench = benches(kernel=native_kernel if is_compiled else None)
     slot = bench.write(bench.grant("a", SLOTS), 2, slot=2)
     offset = bench.arena.request_offset(slot)
     bench.arena.buffer[offset + kept : offset + REQUEST_HEADER_BYTES] = noise[kept:]
@@ -219,22 +219,30 @@ def test_row_16_a_slot_handed_on_before_the_loop_marked_it_is_left_alone(bench) 
     assert bench.result(slot).request_id == 9
 
 
+@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize("moment", ["claim", "compute", "write_answer", "hand_over"])
 def test_row_16_a_slot_revoked_while_it_is_computed_is_neither_answered_nor_handed_on(
-    bench,
+    benches, native_kernel, moment: str, is_compiled: bool
 ) -> None:
     """Row 16: late reply after slot reuse (ABA): there is none while the loop works on the slot."""
+    bench = benches(kernel=native_kernel if is_compiled else None)
     grant = bench.grant("a", SLOTS)
     slot = bench.write(grant, 2)
     granted: list[Grant | None] = []
+    owner = bench.table.owner
 
-    def revoke() -> None:
-        bench.table.revoke(grant.connection_id)
-        granted.append(bench.table.grant("b", 1, SLOTS))
+    def revoke(now: str) -> None:
+        if now == moment:
+            bench.table.revoke(grant.connection_id)
+            granted.append(bench.table.grant("b", 1, SLOTS))
 
-    bench.kernel.on_call = revoke
+    # Right after the claim, the loop asks for the owner.
+    bench.table.owner = lambda slot: (revoke("claim"), owner(slot))[1]
+    bench.watch(revoke)
     bench.serve(slot)
     assert granted == [None]
     assert bench.arena.flags.load(slot) == SlotState.OFFLINE
+    assert bench.loop.in_flight == 0
     assert bench.table.grant("b", 1, SLOTS) is not None
     assert bench.arena.flags.load(slot) == SlotState.FREE
 

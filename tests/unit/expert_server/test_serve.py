@@ -1,4 +1,4 @@
-"""Compiled code that waits for the requests of a lone client and answers them (`Direct.serve`)."""
+"""Compiled code that waits for the requests of a lone client and answers them (`Slots.serve`)."""
 
 import contextlib
 import threading
@@ -80,8 +80,8 @@ def test_answers_and_counts_one_after_the_other(benches, native_kernel) -> None:
             slot = ask(bench, grant, number, expert, layer=layer, request_id=number)
             assert answer(bench, grant, slot, request_id=number) == 2 * number * (expert + 1)
             assert bench.loop.requests == number + 2
-    assert bench.loop._direct.answered == 501
-    assert (bench.loop.in_flight, bench.loop.refused, any(bench.table._busy)) == (0, 0, False)
+    assert bench.loop.computed == bench.loop.batches == 501
+    assert (bench.loop.in_flight, bench.loop.refused, any(bench.table.busy)) == (0, 0, False)
     assert bench.loop.busy_s > 0
 
 
@@ -123,7 +123,7 @@ def test_revoked_while_it_is_computed(benches, slow_kernel) -> None:
             else:
                 # The answer was there before.
                 bench.table.revoke(other.connection_id)
-            wait_until(lambda: not any(bench.table._busy))
+            wait_until(lambda: not any(bench.table.busy))
             assert bench.arena.flags.load(slot) == SlotState.OFFLINE
     assert met > 0
 
@@ -151,20 +151,18 @@ def test_a_loader_gets_its_turn(benches, slow_kernel, monkeypatch) -> None:
             assert answer(bench, grant, slot) == 4
 
 
-def test_a_batch_that_may_wait_is_left_to_the_loop(benches, native_kernel) -> None:
+def test_a_batch_that_may_wait_is_left_to_the_loop(benches, native_kernel, monkeypatch) -> None:
     """With a second client, the policy decides how long a batch waits."""
+    monkeypatch.setattr(loop, "_MOST_US", 0)
     bench = benches("window", 0.001, kernel=native_kernel)
-    first, second = bench.grant("a"), None
-    for number in range(3):
-        bench.write(first, number)
+    called: list[str] = []
+    bench.watch(called.append)
+    # The loop learns of a new client in its next turn.
+    for name, served in [("a", 0), ("a", 1), ("b", 2), ("b", 2)]:
+        slot = bench.write(grant := bench.grant(name), 1)
         bench.step()
-        bench.take(first, first.first_slot)
-        assert bench.loop._never_waits
-    second = bench.grant("b")
-    bench.write(second, 1)
-    bench.step()
-    bench.take(second, second.first_slot)
-    assert not bench.loop._never_waits
+        bench.take(grant, slot)
+        assert called.count("serve") == served
 
 
 def test_the_watchdog_sees_what_it_does(benches, slow_kernel) -> None:
@@ -173,7 +171,7 @@ def test_the_watchdog_sees_what_it_does(benches, slow_kernel) -> None:
         grant = bench.grant("a")
         slot = ask(bench, grant, 2)
         wait_until(lambda: bench.loop.in_flight == 1)
-        since, tokens = bench.loop._direct.doing
+        since, tokens = bench.loop.slots.verbs.doing
         assert tokens in (0, 2)
         still_s, patience_s = bench.loop.liveness.still(since + 100, 0.0)
         assert still_s > 90

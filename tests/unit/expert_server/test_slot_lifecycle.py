@@ -5,7 +5,6 @@ Invariants: no slot leaks; each answer is right or dropped; no request of an old
 new one.
 """
 
-from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import pytest
@@ -40,6 +39,7 @@ REQUESTS = st.lists(
 EVENTS = st.lists(
     st.tuples(st.sampled_from(["revoke", "connect", "ask", "zombie"]), NAMES), max_size=3
 )
+MOMENTS = ["accept", "kernel", "write_answer", "hand_over", "release"]
 UNFINISHED, ZOMBIE = 10, 11
 
 
@@ -66,25 +66,20 @@ class SlotLifecycle(RuleBasedStateMachine):
         self.bench = self.benches(self.batching, window_s=1e-4)
         self.clients: dict[str, Client] = {}
         self.zombies: list[Grant] = []
-        # Events during the loop's next step: before it claims slots, and while it computes.
-        self.soon: dict[str, list[tuple[str, str]]] = {"claim": [], "compute": []}
-        claim, kernel = self.bench.table.claim, self.bench.kernel
-
-        def claim_late(slots: Collection[int]) -> list[Grant | None]:
-            self.happen("claim")
-            return claim(slots)
+        # Events during the loop's next step: before its verbs, and while it computes.
+        self.soon: dict[str, list[tuple[str, str]]] = {}
+        kernel = self.bench.kernel
 
         def compute(x_TH: torch.Tensor, *rest: object) -> torch.Tensor:
             assert (x_TH < UNFINISHED).all(), "computed what no living owner has written"
             return kernel(x_TH, *rest)
 
-        self.bench.table.claim = claim_late
+        self.bench.watch(self.happen)
         self.bench.loop._kernel = compute
-        kernel.on_call = lambda: self.happen("compute")
+        kernel.on_call = lambda: self.happen("kernel")
 
     def happen(self, when: str) -> None:
-        events, self.soon[when] = self.soon[when], []
-        for what, name in events:
+        for what, name in self.soon.pop(when, []):
             if what == "revoke":
                 self.revoke(name)
             elif what == "zombie":
@@ -113,8 +108,7 @@ class SlotLifecycle(RuleBasedStateMachine):
         slots=st.integers(1, 3),
         requests=REQUESTS,
         steps=st.integers(0, 3),
-        before_claim=EVENTS,
-        in_kernel=EVENTS,
+        events=st.fixed_dictionaries(dict.fromkeys(MOMENTS, EVENTS)),
     )
     def ask(
         self,
@@ -122,8 +116,7 @@ class SlotLifecycle(RuleBasedStateMachine):
         slots: int,
         requests: list[tuple[int, int, int, int]],
         steps: int,
-        before_claim: list[tuple[str, str]],
-        in_kernel: list[tuple[str, str]],
+        events: dict[str, list[tuple[str, str]]],
     ) -> None:
         """Connect if necessary, write, and let the loop run for a while.
 
@@ -133,7 +126,7 @@ class SlotLifecycle(RuleBasedStateMachine):
             self.connect(name, slots)
         if name in self.clients:
             self.write(self.clients[name], requests)
-        self.soon = {"claim": before_claim, "compute": in_kernel}
+        self.soon = dict(events)
         for _ in range(steps):
             self.step()
         self.read()

@@ -1,5 +1,6 @@
 import random
 import threading
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -19,11 +20,14 @@ def arena() -> Arena:
     return Arena.create_local(SLOTS, 64, 64, 1)
 
 
-def owners(table: SlotTable, busy: set[int]) -> list[Grant | None]:
-    """The owner of each slot; slots that are not busy stay so."""
-    found = table.claim(range(SLOTS))
-    table.release(set(range(SLOTS)) - busy)
-    return found
+def owners(table: SlotTable) -> list[Grant | None]:
+    """The owner of each slot."""
+    return [table.owner(slot) for slot in range(SLOTS)]
+
+
+def claim(table: SlotTable, slots: Collection[int]) -> None:
+    """Mark slots as the loop does, and no others."""
+    table.busy[:] = bytes(slot in slots for slot in range(SLOTS))
 
 
 def states(arena: Arena) -> list[int]:
@@ -80,7 +84,7 @@ def test_the_loop_and_other_clients_do_not_wait_for_a_grants_memory(monkeypatch,
         slow = threads.submit(table.grant, "a", 1, 2)
         assert asked.wait(20)
         try:
-            assert owners(table, set()) == [None] * SLOTS
+            assert owners(table) == [None] * SLOTS
             # The same client asks again, and another one does.
             second, other = table.grant("a", 1, 2), table.grant("b", 1, 2)
         finally:
@@ -138,14 +142,15 @@ def test_claimed_slots_are_not_granted(arena: Arena) -> None:
     table = SlotTable(arena)
     grant = table.grant("a", 1, SLOTS)
     assert grant is not None
-    assert table.claim([3]) == [grant]
+    claim(table, [3])
+    assert table.owner(3) is grant
     table.revoke(grant.connection_id)
-    assert table.claim([3]) == [None]
+    assert table.owner(3) is None
     assert table.grant("b", 1, 4) is None
     other = table.grant("b", 1, 3)
     assert other is not None
     assert other.first_slot == 0
-    table.release([3])
+    claim(table, [])
     assert table.grant("c", 1, 3) is not None
 
 
@@ -170,7 +175,7 @@ def test_no_slot_has_two_owners_and_no_busy_slot_is_granted(steps) -> None:
     table = SlotTable(arena)
     grants, busy, generation = {}, set[int](), 0
     for step, number, slots in steps:
-        before, changes = owners(table, busy), table.changes
+        before, changes = owners(table), table.changes
         if step == "g":
             grant = table.grant(f"client-{number}", slots, slots)
             if grant is not None:
@@ -180,13 +185,12 @@ def test_no_slot_has_two_owners_and_no_busy_slot_is_granted(steps) -> None:
         elif step == "r" and number in grants:
             table.revoke(grants[number].connection_id)
         elif step == "b":
-            table.release(busy)
             busy = set(range(number, min(SLOTS, number + slots)))
-            table.claim(busy)
+            claim(table, busy)
         elif step == "c":
             table.revoke_incarnations(f"client-{number}", slots)
         owned = []
-        now = owners(table, busy)
+        now = owners(table)
         assert (table.changes != changes) == (now != before)
         for slot, owner in enumerate(now):
             if owner is None:
@@ -218,12 +222,12 @@ def test_row_13_a_thousand_dead_clients_leak_no_slot(arena: Arena) -> None:
             for move in (arena.client_write_done, arena.server_done)[: rng.randrange(3)]:
                 assert move(slot)
         claimed = [slot for slot in slots if rng.random() < 0.5]
-        table.claim(claimed)
+        claim(table, claimed)
         assert table.revoke_incarnations("client", incarnation) == 1
         assert all(arena.flags.load(slot) == SlotState.OFFLINE for slot in slots)
         # The loop's late writes change no flag.
         assert not any(arena.server_done(slot) for slot in claimed)
-        table.release(claimed)
+        claim(table, [])
     assert table.clients() == set()
     last = table.grant("another", 1, SLOTS)
     assert last is not None

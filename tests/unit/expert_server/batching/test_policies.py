@@ -129,7 +129,7 @@ def state(batcher: Batcher) -> object:
         max_size=60,
     ),
 )  # fmt: skip
-def test_a_request_that_computes_alone_is_as_if_queued(mode: str, steps) -> None:
+def test_a_request_that_never_waits_is_as_if_queued(mode: str, steps) -> None:
     """It waits for nobody, and the policy knows the same afterwards."""
     ours, wanted = batcher(mode), batcher(mode)
     now = 0.0
@@ -141,7 +141,7 @@ def test_a_request_that_computes_alone_is_as_if_queued(mode: str, steps) -> None
             connections = {connection}
             for b in (ours, wanted):
                 b.keep(connections)
-        is_alone = ours.computes_alone(connection, layer)
+        is_alone = ours.never_waits(len(connections))
         for b in (ours, wanted):
             if b is ours and is_alone:
                 b.computed_alone(connection, layer, 1, now, now + 0.125)

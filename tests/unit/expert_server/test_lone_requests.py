@@ -1,4 +1,4 @@
-"""The direct path: the same answers, headers, counters and refusals as the ordinary one."""
+"""A lone request: the compiled turn, the ordinary turn and a kernel without compiled layers answer alike."""
 
 import threading
 import time
@@ -15,13 +15,15 @@ from hypothesis import strategies as st
 from eaas.types import ModelShape
 from eaas.wire import Arena, RequestHeader, ResultHeader, SlotState
 from eaas.wire.header import payload_layout, result_length
-from eaas.wire.slot import DAMAGED, DOORBELL, Status, WireDtype, request_views, result_view
-from expert_server.kernels import KernelSpec, ReferenceKernel
+from eaas.wire.slot import DOORBELL, SlotLimits, Status, WireDtype, request_views, result_view
+from expert_server.kernels import KernelSpec
 from expert_server.kernels.native import NativeKernel
-from expert_server.loop import direct
+from expert_server.loop import loop
+from expert_server.loop._slots import Slots
 from expert_server.loop.loop import ServeLoop
-from expert_server.transports.slot_ownership import Grant, SlotTable
+from expert_server.transports.slot_ownership import SlotTable
 from expert_server.weights.weights import ExpertForm, ExpertWeights
+from watched import Watched
 
 EXPERTS, LAYERS, TOKENS, MOST_TOP_K, SLOTS = 5, 2, 9, 4, 3
 FORM = ExpertForm(False, False, torch.relu)
@@ -29,6 +31,17 @@ FORM = ExpertForm(False, False, torch.relu)
 FIELDS = dict(
     zip(RequestHeader._fields, (32, 16, 8, 8, 32, 32, 64, 64, 64, 64, 32, 32, 32, 32), strict=True)
 )
+# Ways to serve a lone request: the compiled turn; the loop's turn, where a policy decides and the kernel has
+# compiled layers; and where it has none.
+WAYS = ("compiled", "ordinary", "without layers")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_turns() -> Iterator[None]:
+    """The compiled turn ends with its first request."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(loop, "_MOST_US", 0)
+        yield
 
 
 @dataclass
@@ -37,7 +50,7 @@ class World:
 
     hidden: int
     dtype: torch.dtype
-    is_direct: bool
+    way: str
 
     def __post_init__(self) -> None:
         self.kernel = NativeKernel([FORM] * LAYERS, KernelSpec(self.dtype))
@@ -46,22 +59,29 @@ class World:
             for expert in range(EXPERTS - 1):
                 up, down = torch.randn(2, self.hidden, self.hidden, generator=rng).to(self.dtype)
                 self.kernel.load(layer, expert, ExpertWeights(up, down))
-        self.counts_LX = np.zeros((LAYERS, 1 + EXPERTS), np.int64)
-        self.kernel.count_into(self.counts_LX)
+        if self.way == "without layers":
+            self.kernel.direct = None
         shape = ModelShape(
             "tiny", EXPERTS, self.hidden, MOST_TOP_K, ("a", "b"), "float32", "digest"
         )
         total = payload_layout(TOKENS, self.hidden, MOST_TOP_K, WireDtype.FLOAT32).total
         self.arena = Arena.create_local(SLOTS, total, result_length(TOKENS, self.hidden), 1)
         self.table = SlotTable(self.arena)
-        self.loop = ServeLoop(self.arena, self.table, self.kernel, shape, 0)
+        batching = "immediate" if self.way == "compiled" else "all"
+        self.loop = ServeLoop(self.arena, self.table, self.kernel, shape, 0, batching)
         self.loop.epoch = 42
-        assert self.loop._direct is not None
-        if not self.is_direct:
-            self.loop._direct = None
         grant = self.table.grant("client", 1, SLOTS)
         assert grant is not None
         self.grant = grant
+        # In its first turn the loop learns of the grant.
+        self.write(self.header(), 0)
+        self.step()
+        assert self.arena.client_free(1)
+        self.counts_LX = np.zeros((LAYERS, 1 + EXPERTS), np.int64)
+        self.kernel.count_into(self.counts_LX)
+        # Verbs that the loop's Python calls.
+        self.called: list[str] = []
+        self.loop.slots.verbs = Watched(self.loop.slots.verbs, self.called.append)
 
     def write(
         self, header: RequestHeader, seed: int, slot: int = 1, top: int = EXPERTS - 1
@@ -106,13 +126,8 @@ class World:
         loop = self.loop
         return (
             loop.computed, loop.batches, loop.refused, loop.expired, loop.requests, loop.in_flight,
-            self.table._busy, self.counts_LX.tolist(), loop.busy_s > 0,
+            list(self.table.busy), self.counts_LX.tolist(), loop.busy_s > 0,
         )  # fmt: skip
-
-    @property
-    def answered(self) -> int:
-        assert self.loop._direct is not None
-        return self.loop._direct.answered
 
     def close(self) -> None:
         self.kernel.close()
@@ -120,9 +135,9 @@ class World:
 
 
 @contextmanager
-def both(hidden: int = 8, dtype: torch.dtype = torch.float32) -> Iterator[tuple[World, World]]:
-    """The world with the direct path, and the one without."""
-    worlds = World(hidden, dtype, True), World(hidden, dtype, False)
+def worlds_of(hidden: int = 8, dtype: torch.dtype = torch.float32) -> Iterator[list[World]]:
+    """A world for each way, the compiled one first."""
+    worlds = [World(hidden, dtype, way) for way in WAYS]
     yield worlds
     for world in worlds:
         world.close()
@@ -142,7 +157,7 @@ def both(hidden: int = 8, dtype: torch.dtype = torch.float32) -> Iterator[tuple[
 )  # fmt: skip
 def test_same_answer_and_counters(hidden, dtype, wire, requests) -> None:
     counts_LX = np.zeros((LAYERS, 1 + EXPERTS), np.int64)
-    with both(hidden, dtype) as worlds:
+    with worlds_of(hidden, dtype) as worlds:
         for tokens, top_k, layer, request_id, seed in requests:
             for world in worlds:
                 header = world.header(
@@ -153,17 +168,19 @@ def test_same_answer_and_counters(hidden, dtype, wire, requests) -> None:
             visited, count = np.unique(ids_TK[ids_TK >= 0], return_counts=True)
             counts_LX[layer, 0] += len(visited)
             counts_LX[layer, 1 + visited] += count
-            ours, wanted = (world.answer() for world in worlds)
-            assert ours == wanted
-            assert ours[0].status == Status.OK
-            assert worlds[0].counters() == worlds[1].counters()
+            answers = [world.answer() for world in worlds]
+            assert answers == answers[:1] * len(WAYS)
+            assert answers[0][0].status == Status.OK
+            counters = [world.counters() for world in worlds]
+            assert counters == counters[:1] * len(WAYS)
             assert worlds[0].counts_LX.tolist() == counts_LX.tolist()
             assert all(world.arena.client_free(1) for world in worlds)
-        assert worlds[0].answered == len(requests)
+        assert set(worlds[0].called) == {"serve"}
+        assert worlds[1].called[:2] == worlds[2].called[:2] == ["accept", "compute"]
 
 
 @given(field=st.sampled_from(sorted(FIELDS)), data=st.data())
-def test_any_other_header_has_the_ordinary_verdict(field: str, data) -> None:
+def test_any_header_has_the_same_verdict(field: str, data) -> None:
     width = FIELDS[field]
     # Products of sizes overflow at the last ones.
     limits = [2**16, 2**16 + 1, 2**31, 2**32 - 1] if width >= 32 else [0]
@@ -173,22 +190,25 @@ def test_any_other_header_has_the_ordinary_verdict(field: str, data) -> None:
         values = st.sampled_from([0, 10**9, 2**64 - 1])
     value = data.draw(values)
     is_free = field in {"request_id", "epoch", "budget_us"} and (field, value) != ("budget_us", 0)
-    with both() as worlds:
+    with worlds_of() as worlds:
         for world in worlds:
             world.write(world.header(), 0)
             changed = world.header()._replace(**{field: value})
             changed.pack_into(world.arena.buffer, world.arena.request_offset(1))
             world.step()
-        assert worlds[0].answer() == worlds[1].answer()
-        assert worlds[0].counters() == worlds[1].counters()
+        answers = [world.answer() for world in worlds]
+        assert answers == answers[:1] * len(WAYS)
+        counters = [world.counters() for world in worlds]
+        assert counters == counters[:1] * len(WAYS)
         if not is_free and value != getattr(worlds[0].header(), field) and field != "dtype":
-            assert worlds[0].answered == (field == "layer" and value < LAYERS)
+            is_plain = field == "layer" and value < LAYERS
+            assert ("accept" not in worlds[0].called) == is_plain
 
 
 @pytest.mark.parametrize("layer", range(LAYERS))
-@pytest.mark.parametrize("is_direct", [True, False])
-def test_a_missing_expert_is_refused_with_the_epoch_until_it_is_loaded(layer, is_direct) -> None:
-    world = World(8, torch.float32, is_direct)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_missing_expert_is_refused_with_the_epoch_until_it_is_loaded(layer, way: str) -> None:
+    world = World(8, torch.float32, way)
     world.write(world.header(layer=layer), 0)
     offset = world.arena.request_offset(1)
     _, ids_TK, _ = request_views(world.arena.buffer, offset, world.header())
@@ -196,7 +216,7 @@ def test_a_missing_expert_is_refused_with_the_epoch_until_it_is_loaded(layer, is
     world.step()
     header, _ = world.answer()
     assert (header.status, header.detail) == (Status.STALE_PLACEMENT, 42)
-    assert (world.loop.refused, world.loop.computed) == (1, 0)
+    assert (world.loop.refused, world.loop.computed) == (1, 1)
     assert not world.counts_LX.any()
     assert world.arena.client_free(1)
     one = torch.eye(world.hidden)
@@ -216,75 +236,64 @@ def test_a_missing_expert_is_refused_with_the_epoch_until_it_is_loaded(layer, is
 
 
 @pytest.mark.parametrize("wire", [WireDtype.FLOAT32, WireDtype.FLOAT16])
-def test_a_large_batch_and_float16_take_the_ordinary_path(wire: WireDtype, monkeypatch) -> None:
+def test_a_large_batch_and_float16_are_computed_in_python(wire: WireDtype, monkeypatch) -> None:
     monkeypatch.setattr("expert_server.kernels.native._DIRECT_ROWS", 8)
-    world = World(8, torch.float32, True)
+    world = World(8, torch.float32, "compiled")
     world.write(world.header(dtype=wire, batch_size=9, top_k=4), 0)
     world.step()
     assert world.answer()[0].status == Status.OK
-    assert (world.answered, world.loop.computed) == (0, 1)
+    assert world.called == ["serve", "accept", "compute", "write_answer", "hand_over", "release"]
     world.close()
 
 
-def test_who_takes_the_ordinary_path(benches, native_kernel) -> None:
-    """Requests with a checksum, several at once, and all of a server that delays or has another kernel."""
+def test_delayed_requests_are_left_to_the_loop(benches, native_kernel) -> None:
+    called: list[str] = []
+    bench = benches(latency_s=0.001, kernel=native_kernel)
+    bench.watch(called.append)
+    slot = bench.write(bench.grant("a"), 2)
+    while bench.arena.flags.load(slot) != SlotState.DONE:
+        bench.step()
+    assert "serve" not in called
+
+
+def test_the_verbs_of_a_request(benches, native_kernel) -> None:
+    """A client sees nothing before the whole answer is there, and the slot is claimed until then."""
     bench = benches(kernel=native_kernel)
-    grants = [bench.grant(name) for name in "ab"]
-    slot = bench.write(grants[0], 2, checksum=True)
-    bench.step()
-    status, rows_TH = bench.take(grants[0], slot, checksum=True)
-    assert (status, rows_TH[0, 0]) == (Status.OK, 8)
-    slots = [bench.write(grant, 2) for grant in grants]
-    bench.step()
-    assert [bench.rows(slot)[0, 0] for slot in slots] == [8, 8]
-    assert (bench.loop._direct.answered, bench.loop.computed, bench.loop.batches) == (0, 3, 2)
-    assert benches().loop._direct is None
-    assert benches(latency_s=0.001, kernel=native_kernel).loop._direct is None
-    reference = ReferenceKernel([FORM], KernelSpec(torch.float32))
-    assert direct.create_direct(bench.arena, bench.table, reference, bench.loop._limits) is None
-
-
-def test_revoked_while_it_is_computed(benches, native_kernel) -> None:
-    """Row 16: late reply after slot reuse (ABA): the slot is neither answered nor granted."""
-    bench = benches(kernel=native_kernel)
-    grant = bench.grant("a", bench.slots)
-    slot = bench.write(grant, 2)
-    granted: list[Grant | None] = []
-    begins = bench.loop.liveness.begins
-
-    def revoke(tokens: int, now: float) -> None:
-        begins(tokens, now)
-        assert bench.loop.in_flight == 1
-        bench.table.revoke(grant.connection_id)
-        granted.append(bench.table.grant("b", 1, bench.slots))
-
-    bench.loop.liveness.begins = revoke
-    bench.step()
-    assert granted == [None]
-    assert bench.arena.flags.load(slot) == SlotState.OFFLINE
+    verbs, flags = bench.loop.slots.verbs, bench.arena.flags
+    slot = bench.write(bench.grant("a", bench.slots), 2, checksum=True)
+    for verb in (verbs.compute, verbs.hand_over, verbs.release):
+        with pytest.raises(ValueError, match="no such request"):
+            verb(slot)
+        with pytest.raises(IndexError, match=f"slot {bench.slots} of {bench.slots}"):
+            verb(bench.slots)
+    header, fault = verbs.accept(slot)
+    assert fault is None
+    assert RequestHeader.unpack_from(header, 0).request_id == 5
+    assert bench.loop.in_flight == 1
+    assert verbs.accept(slot) is None
+    assert verbs.compute(slot)
+    unsealed = verbs.write_answer(slot, Status.OK, 0, 3e-6, 1e-6)
+    assert flags.load(slot) == SlotState.WRITTEN
+    verbs.hand_over(slot)
+    assert flags.load(slot) == SlotState.DONE
+    assert bench.loop.in_flight == 1
+    verbs.release(slot)
+    answer = bench.result(slot)
+    assert (answer.service_us, answer.queue_us) == (3, 1)
+    assert unsealed == answer.packed()
     assert bench.loop.in_flight == 0
-    assert bench.table.grant("b", 1, bench.slots) is not None
 
 
-@pytest.mark.parametrize("is_granted_again", [True, False])
-def test_revoked_before_it_is_claimed(benches, native_kernel, is_granted_again: bool) -> None:
-    """Row 16: late reply after slot reuse (ABA): there is nothing to do for the new owner."""
-    bench = benches(kernel=native_kernel)
-    grant = bench.grant("a", bench.slots)
-    slot = bench.write(grant, 2)
-    bench.table.revoke(grant.connection_id)
-    new = bench.grant("b", bench.slots) if is_granted_again else None
-    assert not bench.loop._answer_directly(slot, time.monotonic())
-    if new is None:
-        assert bench.arena.flags.load(slot) == SlotState.OFFLINE
-        return
-    assert bench.arena.flags.load(slot) == SlotState.FREE
-    # A request with the former generation.
-    bench.put(slot, bench.image(grant, 2))
-    assert bench.arena.client_write_done(slot)
-    bench.step()
-    assert (bench.result(slot).status, bench.result(slot).detail) == (Status.INTERNAL, DAMAGED)
-    assert bench.loop._direct.answered == 0
+def test_a_request_of_another_size_than_its_grant(benches) -> None:
+    """It fits the arena's slots, but its client has less memory there."""
+    bench = benches()
+    layout = payload_layout(2, bench.hidden, bench.top_k, WireDtype.FLOAT32).total
+    grant = bench.table.grant("a", 1, 2, [(layout, result_length(2, bench.hidden))])
+    for tokens, status in ((2, Status.OK), (3, Status.INTERNAL)):
+        slot = bench.write(grant, 2, tokens=tokens)
+        bench.step()
+        assert bench.result(slot).status == status
+        assert bench.arena.client_free(slot)
 
 
 def test_a_sleeping_client_is_woken(benches, native_kernel) -> None:
@@ -308,6 +317,8 @@ def test_a_sleeping_client_is_woken(benches, native_kernel) -> None:
     client.join(30)
     # Counted before the client can know of it.
     assert woken == [[slot], 1]
+    # Without a ring, the client would look again only a quarter of a second later.
+    assert bench.arena.flags.seq(grant.reply_bell) != seen
     assert bench.arena.flags.load(slot) == SlotState.DONE
 
 
@@ -322,21 +333,22 @@ def test_the_arena_is_freed_after_the_loop(benches, native_kernel) -> None:
     assert bench.loop.computed == 1
     bench.arena.close()
     assert buffer.closed
-    assert bench.loop._direct.accept(slot, 1) is None
-    with pytest.raises(ValueError, match="no request is accepted"):
-        bench.loop._direct.answer(1, 0.0)
+    with pytest.raises(ValueError, match="the slots are closed"):
+        bench.loop.slots.verbs.accept(slot)
+    bench.loop.slots.verbs.close()
 
 
 def test_slots_outside_the_buffer(benches) -> None:
     bench = benches()
-    arena, limits = bench.arena, bench.loop._limits
+    arena = bench.arena
+    limits = SlotLimits(arena.payload_capacity, arena.result_capacity, bench.hidden, 4)
     flags, bells, _, first_slot = arena.offsets
     offsets = (flags, bells, first_slot)
     strides = (arena.request_stride, arena.result_stride)
     good = (arena.buffer, arena.slots, offsets, strides, limits, [], bench.table.owners)
-    direct.Direct(*good)
-    with pytest.raises(ValueError, match="owners do not match"):
-        direct.Direct(*good[:-1], SlotTable(Arena.create_local(2, 64, 64, 1)).owners)
+    Slots(*good)
+    with pytest.raises(ValueError, match="busy: 2 bytes in items of 1, wanted 6"):
+        Slots(*good[:-1], SlotTable(Arena.create_local(2, 64, 64, 1)).owners)
     for place, bad in [
         (0, bytearray(64)), (1, 0), (1, -1), (1, arena.slots + 1), (1, 1 << 60),
         (2, (offsets[0], offsets[1], arena.size)), (2, (offsets[0], offsets[1], arena.size - 64)),
@@ -344,5 +356,5 @@ def test_slots_outside_the_buffer(benches) -> None:
         (3, (64, strides[1])), (3, (-64, strides[1])), (3, (strides[0], 0)),
         (4, limits._replace(payload_capacity=arena.size)), (4, limits._replace(result_capacity=-1)),
     ]:  # fmt: skip
-        with pytest.raises(ValueError, match=r"do not lie in the buffer|do not match the slots"):
-            direct.Direct(*good[:place], bad, *good[place + 1 :])
+        with pytest.raises(ValueError, match=r"do not lie in the buffer|busy: 6 bytes"):
+            Slots(*good[:place], bad, *good[place + 1 :])
