@@ -30,15 +30,14 @@ REQUEST_PLACES: tuple[tuple[int, int], ...]
 RESULT_PLACES: tuple[tuple[int, int], ...]
 """Offset and bytes of each field of `ResultHeader`."""
 
-_Fault = tuple[str, bool, bool]
+# In words; whether the bytes are no request of the connection, so that no checksum can be verified; whether
+# the request is intact and does not fit the server.
+Fault = tuple[str, bool, bool]
 
 def request_fault(
     header: bytes, limits: tuple[int, int, int, int], generation: int, /
-) -> _Fault | None:
-    """What is wrong with a request, checksum apart; None: nothing. `limits`: those of `SlotLimits`.
-
-    In words; whether the bytes are no request of the connection, so that no checksum can be verified; whether
-    the request is intact and does not fit the server."""
+) -> Fault | None:
+    """What is wrong with a request, checksum apart; None: nothing. `limits`: those of `SlotLimits`."""
 
 def answer_fault(
     header: bytes,
@@ -48,7 +47,7 @@ def answer_fault(
     rows: int,
     hidden_size: int,
     /,
-) -> _Fault | None:
+) -> Fault | None:
     """What is wrong with the header of an answer to this request, as `request_fault`."""
 
 def payload_layout(

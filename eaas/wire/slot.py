@@ -95,6 +95,8 @@ if TYPE_CHECKING:
 
     from _typeshed import ReadableBuffer, WriteableBuffer
 
+    from eaas.wire._protocol import Fault
+
 __all__ = [
     "CHECKSUM_FLAG",
     "DAMAGED",
@@ -149,13 +151,9 @@ class SlotLimits(NamedTuple):
 
 
 def validate_request(
-    buffer: mmap | bytearray,
-    offset: int,
-    header: RequestHeader,
-    limits: SlotLimits,
-    generation: int,
+    buffer: ReadableBuffer, offset: int, header: RequestHeader, fault: Fault | None
 ) -> None:
-    """Validate the header of a request on the server; call this before `request_views`.
+    """Validate a request on the server by the fault that was found in its header, and by its checksum.
 
     A checksum is verified first, so that a flipped bit is not taken for the client's mistake. Expert ids are
     checked by their user.
@@ -164,21 +162,19 @@ def validate_request(
         buffer: The arena's bytes.
         offset: Offset of the request header.
         header: Copy of the header; the memory may have changed since.
-        limits: The server's limits.
-        generation: Generation of the connection.
+        fault: What is wrong with the copy (`_protocol.request_fault`); None: nothing.
 
     Raises:
         SlotCorruptError: Magic, version, flags, generation or checksum are wrong, or lengths are inconsistent
             with one another or with the slot's capacities.
         WrongRequestError: The request is intact but does not fit this server.
     """
-    fault = _protocol.request_fault(header.packed(), limits, generation)
     words, is_frame, is_misfit = fault or ("", False, False)
     if header.flags and not is_frame:
         verify(buffer, offset, header)
     if fault is not None:
         error = WrongRequestError if is_misfit else SlotCorruptError
-        raise error(f"wrong {words} in {header}: {limits}, generation {generation}")
+        raise error(f"wrong {words} in {header}")
 
 
 def validate_result(

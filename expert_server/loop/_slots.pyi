@@ -2,6 +2,7 @@ from array import array
 
 from _typeshed import WriteableBuffer
 
+from eaas.wire._protocol import Fault
 from eaas.wire.slot import SlotLimits
 
 # Requests, seconds and most seconds per token; then of the last request: slot (-1: none), layer, tokens, and
@@ -48,13 +49,11 @@ class Slots:
             ValueError: The slots exceed the buffer, or are not aligned to 64 bytes.
         """
 
-    def accept(self, slot: int, /) -> tuple[bytes, tuple[str, bool, bool] | None] | None:
+    def accept(self, slot: int, /) -> tuple[bytes, Fault | None] | None:
         """Claim a slot with a request, and validate a copy of its header; the slot's own may change later.
 
         Returns:
-            The copy, and what is wrong with it, checksum apart; None: nothing. In words; whether the bytes
-            are no request of this connection, so that no checksum can be verified; whether the request is
-            intact and does not fit this server.
+            The copy, and what is wrong with it, checksum apart (`_protocol.request_fault`).
 
             None: the slot was claimed before, has no request (any more), or has no owner; it is not claimed.
         """

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from eaas.errors import SlotCorruptError, WrongRequestError
 from eaas.log import get_logger
 from eaas.wire import Arena, RequestHeader, ResultHeader
-from eaas.wire.slot import DAMAGED, SlotLimits, Status, seal, verify
+from eaas.wire.slot import DAMAGED, SlotLimits, Status, seal, validate_request
 from expert_server.loop._slots import Slots
 from expert_server.transports.slot_ownership import Grant, SlotTable
 
@@ -94,7 +94,10 @@ class ServedSlots:
         request, error = found
         if error is None:
             return request
-        _log.warning("slot %d of %s: %s", slot, request.grant.client_id, error)
+        grant = request.grant
+        _log.warning(
+            "slot %d of %s, generation %d: %s", slot, grant.client_id, grant.generation, error
+        )
         # A wrong request fails on every server. The client sends a damaged one again.
         if isinstance(error, WrongRequestError):
             self.refuse(request, Status.INVALID_ARGUMENT)
@@ -146,17 +149,11 @@ class ServedSlots:
             return None
         header = RequestHeader.unpack_from(data, 0)
         request = Request(slot, grant, header, data, now, now + header.budget_us * 1e-6)
-        words, is_frame, is_misfit = fault or ("", False, False)
-        # A checksum is verified first, so that a flipped bit is not taken for the client's mistake.
-        if header.flags and not is_frame:
-            try:
-                verify(self._arena.buffer, self._arena.request_offset(slot), header)
-            except SlotCorruptError as error:
-                return request, error
-        if fault is None:
-            return request, None
-        kind = WrongRequestError if is_misfit else SlotCorruptError
-        return request, kind(f"wrong {words} in {header} of {grant}")
+        try:
+            validate_request(self._arena.buffer, self._arena.request_offset(slot), header, fault)
+        except (SlotCorruptError, WrongRequestError) as error:
+            return request, error
+        return request, None
 
 
 def _settle() -> None:

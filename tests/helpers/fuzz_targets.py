@@ -16,6 +16,7 @@ from eaas.errors import SlotCorruptError, WrongRequestError
 from eaas.rpc.v1 import balancer_pb2, common_pb2, expert_pb2, monitor_pb2
 from eaas.spares import SpareReplicas
 from eaas.types import Member, Placement
+from eaas.wire import _protocol
 from eaas.wire.chunk import decode_chunk, encode_chunk
 from eaas.wire.frame import REQUEST_FRAMES, RESPONSE_FRAMES
 from eaas.wire.header import (
@@ -70,7 +71,8 @@ def slot(data: bytes) -> None:
         seal(buffer, 0, header)
         header = RequestHeader.unpack_from(buffer, 0)
     try:
-        validate_request(buffer, 0, header, LIMITS, GENERATION)
+        fault = _protocol.request_fault(header.packed(), LIMITS, GENERATION)
+        validate_request(buffer, 0, header, fault)
     except (SlotCorruptError, WrongRequestError):
         return
     assert header.end <= room

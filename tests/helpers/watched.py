@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-__all__ = ["Watched"]
-
 
 class Watched:
     """Wraps an object; `before` is called with the name of each method before its call."""

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eaas.errors import SlotCorruptError, WrongRequestError
-from eaas.wire import RequestHeader, ResultHeader, slot
+from eaas.wire import RequestHeader, ResultHeader, _protocol, slot
 from eaas.wire.header import MAGIC, align, payload_layout
 from eaas.wire.slot import (
     CHECKSUM_FLAG,
@@ -73,7 +73,8 @@ def check_request(
     buffer: bytearray = NO_BYTES,
 ) -> None:
     limits = SlotLimits(payload_capacity, result_capacity, HIDDEN, LAYERS)
-    validate_request(buffer, 0, header, limits, GENERATION)
+    fault = _protocol.request_fault(header.packed(), limits, GENERATION)
+    validate_request(buffer, 0, header, fault)
 
 
 def sealed_request() -> tuple[RequestHeader, int, int, bytearray]:

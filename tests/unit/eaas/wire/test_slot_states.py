@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from eaas.wire import Arena, RequestHeader, ResultHeader, SlotState
+from eaas.wire import Arena, RequestHeader, ResultHeader, SlotState, _protocol
 from eaas.wire.slot import (
     CHECKSUM_FLAG,
     SlotLimits,
@@ -154,7 +154,8 @@ class SlotLife(RuleBasedStateMachine):
         offset = self.arena.request_offset(0)
         header = RequestHeader.unpack_from(self.arena.buffer, offset)
         limits = SlotLimits(512, 256, HIDDEN, 1)
-        validate_request(self.arena.buffer, offset, header, limits, self.arena.generation(0))
+        fault = _protocol.request_fault(header.packed(), limits, self.arena.generation(0))
+        validate_request(self.arena.buffer, offset, header, fault)
         hidden_TH, ids_TK, scores_TK = request_views(self.arena.buffer, offset, header)
         assert (hidden_TH == self.value).all()
         assert (ids_TK == header.request_id).all()
