@@ -292,7 +292,8 @@ class ServeLoop:
         for request in requests:
             header = request.header
             if self._arena.flags.load(request.slot) != SlotState.WRITTEN:
-                self.slots.drop(request)
+                # Its grant was revoked.
+                self.slots.verbs.release(request.slot)
                 continue
             if began >= request.expires_at:
                 self.expired += 1

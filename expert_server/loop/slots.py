@@ -78,7 +78,7 @@ class ServedSlots:
         self.refused = 0
 
     def accept(self, slot: int, now: float) -> Request | None:
-        """Claim the slot and return its valid request, for `reply` or `drop`.
+        """Claim the slot and return its valid request, for `reply`, or `release` if its grant is revoked.
 
         None: it has none, or an invalid one, which was refused, or no owner; then nothing is claimed.
         """
@@ -129,10 +129,6 @@ class ServedSlots:
         """Reply with an error, and count it."""
         self.refused += 1
         self.reply(request, status, detail)
-
-    def drop(self, request: Request) -> None:
-        """Release the slot of an accepted request without a reply: its grant was revoked."""
-        self.verbs.release(request.slot)
 
     def _read(
         self, slot: int, now: float

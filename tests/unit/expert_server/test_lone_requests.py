@@ -250,9 +250,10 @@ def test_delayed_requests_are_left_to_the_loop(benches, native_kernel) -> None:
     called: list[str] = []
     bench = benches(latency_s=0.001, kernel=native_kernel)
     bench.watch(called.append)
-    slot = bench.write(bench.grant("a"), 2)
-    while bench.arena.flags.load(slot) != SlotState.DONE:
-        bench.step()
+    for name in "ab":
+        slot = bench.write(bench.grant(name), 2)
+        while bench.arena.flags.load(slot) != SlotState.DONE:
+            bench.step()
     assert "serve" not in called
 
 
@@ -266,8 +267,7 @@ def test_the_verbs_of_a_request(benches, native_kernel) -> None:
             verb(slot)
         with pytest.raises(IndexError, match=f"slot {bench.slots} of {bench.slots}"):
             verb(bench.slots)
-    header, fault = verbs.accept(slot)
-    assert fault is None
+    header, _ = verbs.accept(slot)
     assert RequestHeader.unpack_from(header, 0).request_id == 5
     assert bench.loop.in_flight == 1
     assert verbs.accept(slot) is None
