@@ -25,7 +25,7 @@ _log = get_logger(__name__)
 
 
 def _triton(forms: Sequence[ExpertForm], spec: KernelSpec, device: str = "cuda") -> ExpertKernel:
-    from expert_server.kernels.gpu.cuda import find_device
+    from expert_server.kernels.gpu.device import find_device
     from expert_server.kernels.gpu.kernel import TritonKernel
 
     return TritonKernel(forms, spec, find_device(device))

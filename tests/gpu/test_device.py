@@ -27,7 +27,7 @@ SPEC = KernelSpec(torch.bfloat16)
 
 @pytest.fixture
 def kernel() -> Iterator[object]:
-    from expert_server.kernels.gpu.cuda import Gpu
+    from expert_server.kernels.gpu.device import Gpu
     from expert_server.kernels.gpu.kernel import TritonKernel
 
     kernel = TritonKernel([FORM] * 2, SPEC, Gpu("cuda"))

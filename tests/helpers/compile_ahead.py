@@ -24,7 +24,14 @@ from triton.compiler import ASTSource
 
 from expert_server.kernels.activation import Activation, ActivationKind
 from expert_server.kernels.gpu import products
-from expert_server.kernels.gpu.tiles import SUM_COLUMNS, SUM_TOKENS, TILES, Coding, candidates
+from expert_server.kernels.gpu.tiles import (
+    STEPS,
+    SUM_COLUMNS,
+    SUM_TOKENS,
+    TILES,
+    Coding,
+    candidates,
+)
 
 # The assembler then prints what a program needs.
 triton.knobs.nvidia.dump_ptxas_log = True
@@ -36,6 +43,7 @@ _POINTERS = {
 # Sizes that torch's allocator and usual models make multiples of 16; Triton then loads 16 bytes at once.
 _OPTIONS = {"enable_fp_fusion": True}
 _NOT_MULTIPLES = ("tokens", "top_k")
+DOWN = {"IS_UP": False, "KIND": 0, "HAS_GATE": False, "ALPHA": 0.0, "LIMIT": 0.0}
 
 
 def programs(
@@ -45,23 +53,23 @@ def programs(
     for coding, tiles in TILES.items():
         dtype = "fp32" if coding is Coding.FLOAT32 else "bf16"
         all_tiles = [tile for bucket in candidates(coding).values() for tile in bucket]
-        for tile in all_tiles if with_candidates else (tiles.few, tiles.many):
+        for tile in all_tiles if with_candidates else tiles.values():
             options = {"num_warps": tile.warps, "num_stages": tile.stages}
             shape = {
                 "CODING": int(coding),
                 "ROWS": tile.rows,
                 "COLUMNS": tile.columns,
-                "STEP": tiles.step,
+                "STEP": STEPS[coding],
                 "HAS_BIAS": True,
             }
             # The activation with the most operations.
             form = constants(Activation(ActivationKind.CLAMPED_SWIGLU, True, True, 1.702, 7.0))
-            yield products.up_product, dtype, shape | form, options
-            yield products.down_product, dtype, shape, options
-            if coding is Coding.BFLOAT16 and tile is tiles.few:
+            yield products.product, dtype, shape | form, options
+            yield products.product, dtype, shape | DOWN, options
+            if coding is Coding.BFLOAT16 and tile is tiles["few"]:
                 for kind, has_gate in ((ActivationKind.SILU, True), (ActivationKind.GELU, False)):
                     form = constants(Activation(kind, has_gate))
-                    yield products.up_product, dtype, shape | form, options
+                    yield products.product, dtype, shape | form, options
     for dtype in ("bf16", "fp32"):
         yield products.combine, dtype, {"TOKENS": SUM_TOKENS, "COLUMNS": SUM_COLUMNS}, {}
 
@@ -69,6 +77,7 @@ def programs(
 def constants(form: Activation) -> dict[str, Any]:
     """Constants of an activation, as the kernel passes them."""
     return {
+        "IS_UP": True,
         "KIND": int(form.kind),
         "HAS_GATE": form.has_gate,
         "ALPHA": form.alpha,
@@ -84,7 +93,7 @@ def compile_for(
         parameter.name: "constexpr"
         if parameter.is_constexpr
         else f"*{dtype}"
-        if parameter.name in ("x", "h", "y")
+        if parameter.name in ("x", "y") or (parameter.name == "out" and "IS_UP" in fixed)
         else _POINTERS.get(parameter.name, "i32")
         for parameter in function.params
     }

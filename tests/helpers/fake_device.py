@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from eaas.errors import DeviceLostError
-from expert_server.kernels.gpu.device import Event, Interpreter
+from expert_server.kernels.gpu.device import Device
 
 __all__ = ["FakeDevice", "Waits"]
 
@@ -71,19 +71,7 @@ class _Creates(TorchFunctionMode):
         return created.as_subclass(OnDevice) if func is torch.arange else created
 
 
-class _FakeEvent(Event):
-    def __init__(self, device: FakeDevice) -> None:
-        self._device = device
-        self._mark = 0
-
-    def record(self) -> None:
-        self._mark = self._device.issued()
-
-    def wait(self) -> None:
-        self._device.pass_mark(self._mark)
-
-
-class FakeDevice(Interpreter):
+class FakeDevice(Device):
     """See the module.
 
     Args:
@@ -104,7 +92,7 @@ class FakeDevice(Interpreter):
     def __init__(
         self, can_pin: bool = True, free: int | None = None, can_capture: bool = False
     ) -> None:
-        self.can_capture = can_capture  # type: ignore[misc]
+        self.can_capture = can_capture
         self.calls: Counter[str] = Counter()
         self.fails: Callable[[int], object] = lambda _copies: None
         self.is_lost = False
@@ -141,17 +129,13 @@ class FakeDevice(Interpreter):
         with self._within("batch"), super().batch(), _Creates():
             try:
                 yield
-                assert not self._back, "the batch has not ended"
+                self.calls["wait"] += 1
+                self._flush()
             except BaseException as error:
                 self._flush()
                 if self.is_lost:
                     raise DeviceLostError("fake failed") from error
                 raise
-
-    def finish(self) -> None:
-        assert self._stream == "batch"
-        self.calls["wait"] += 1
-        self._flush()
 
     def _flush(self) -> None:
         for copy in self._back:
@@ -185,22 +169,19 @@ class FakeDevice(Interpreter):
                 yield
             finally:
                 self.calls["wait of a load"] += 1
-                self._pass(self.issued())
+                self._pass(len(self._loads))
                 if self.is_lost:
                     raise DeviceLostError("fake failed")
 
-    def event(self) -> Event:
-        return _FakeEvent(self)
+    def mark(self) -> Callable[[], None]:
+        mark = len(self._loads)
 
-    def issued(self) -> int:
-        """Copies of loads so far."""
-        return len(self._loads)
+        def wait() -> None:
+            assert self._stream == "loading"
+            self.calls["wait for a buffer"] += mark > self._loaded
+            self._pass(mark)
 
-    def pass_mark(self, mark: int) -> None:
-        """Wait until so many copies of loads have happened."""
-        assert self._stream == "loading"
-        self.calls["wait for a buffer"] += mark > self._loaded
-        self._pass(mark)
+        return wait
 
     def _pass(self, mark: int) -> None:
         for copy in self._loads[self._loaded : mark]:

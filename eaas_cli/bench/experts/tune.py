@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from functools import partial
@@ -57,8 +56,7 @@ def tune(plan: Plan, place: Cpu, say: Callable[[str], None]) -> list[dict[str, A
         which is 0 if that one was skipped.
     """
     from expert_server.kernels.gpu.packing import check_spec
-    from expert_server.kernels.gpu.tiles import TILES
-    from expert_server.kernels.gpu.tuned import keep_tiles
+    from expert_server.kernels.gpu.tiles import TILES, keep_tiles
 
     entries = []
     for dtype in plan.dtypes:
@@ -72,14 +70,12 @@ def tune(plan: Plan, place: Cpu, say: Callable[[str], None]) -> list[dict[str, A
             if not any(math.isfinite(sum(each)) for each in of.values()):
                 continue  # No batch size of the plan is for it, or no tile fits.
             tile = best[bucket] = min(of, key=lambda one, of=of: sum(of[one]))  # type: ignore[misc]
-            before = of[TILES[coding].buckets[bucket]]
+            before = of[TILES[coding][bucket]]
             share = math.exp((sum(of[tile]) - sum(before)) / len(before))
-            numbers = dataclasses.asdict(tile)
-            entries.append(
-                {"dtype": dtype, "bucket": bucket, "tile": numbers, "share": figure(share)}
-            )
+            entry = {"dtype": dtype, "bucket": bucket, "tile": tile._asdict()}
+            entries.append(entry | {"share": figure(share)})
         if best:
-            say(f"{dtype}: tiles are kept in {keep_tiles(device, {coding: best})}")
+            say(f"{dtype}: tiles are kept in {keep_tiles(device, coding, best)}")
     return entries
 
 
@@ -94,7 +90,7 @@ def _measure(
     """Add the logarithms of the tiles' times in one layer, inf if it failed; return the device's name."""
     from expert_server.kernels.gpu.kernel import TritonKernel
     from expert_server.kernels.gpu.packing import check_spec
-    from expert_server.kernels.gpu.tiles import candidates, is_many
+    from expert_server.kernels.gpu.tiles import bucket_of, candidates
 
     spec = spec_of(dtype, plan.threads)
     source = Source(shape, spec.dtype)
@@ -116,11 +112,11 @@ def _measure(
             some = {
                 tokens: [batches.get(tokens, seed).to(place.at) for seed in range(CALLS)]
                 for tokens in plan.tokens
-                if is_many(tokens * shape.top_k, shape.num_experts) == (bucket == "many")
+                if bucket_of(tokens * shape.top_k, shape.num_experts) == bucket
             }
             say(f"{shape} {dtype}: {len(tiles)} tiles for {bucket} rows, T = {list(some)}")
             for tile in tiles if some else ():
-                kernel.tiles = before.replaced({bucket: tile})
+                kernel.tiles = {**before, bucket: tile}
                 took = logs[bucket].setdefault(tile, [])
                 try:
                     took += [math.log(seconds(tokens)) for tokens in some]

@@ -22,7 +22,7 @@ from eaas.log import get_logger
 from expert_server.kernels.gpu.device import Device
 from expert_server.kernels.slot_kernel import Rows
 
-__all__ = ["BatchMemory", "Batches", "Prepare"]
+__all__ = ["BatchMemory", "Batches"]
 
 _log = get_logger(__name__)
 
@@ -47,17 +47,14 @@ class BatchMemory:
 
     @classmethod
     def allocate(
-        cls, device: Device, tokens: int, top_k: int, hidden: int, dtype: torch.dtype
+        cls, device: Device, shape: tuple[int, int, int], dtype: torch.dtype
     ) -> BatchMemory:
-        """Allocate it, for the current stream."""
+        """Allocate it for (T, K, H) and hidden states of a dtype, for the current stream."""
+        tokens, top_k, hidden = shape
         x_TH = device.empty(tokens, hidden, dtype=dtype)
-        routes = device.empty(_routes_length(tokens, top_k), dtype=torch.int32)
+        routes = device.empty(*_routes_shape(tokens, top_k), dtype=torch.int32)
         out_TH = device.empty(tokens, hidden, dtype=torch.float32)
         return cls(x_TH, *_divide(routes, tokens, top_k), out_TH, routes)
-
-
-Prepare = Callable[[], tuple[BatchMemory, Callable[[], None]]]
-"""Returns memory for a batch, and what issues the batch in it; called within `Device.batch`."""
 
 
 class Batches:
@@ -65,12 +62,15 @@ class Batches:
 
     Args:
         device: The device.
+
+    Attributes:
+        is_pinned: Whether the slots' memory is page-locked.
     """
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self._slots: torch.Tensor | None = None
-        self._is_pinned = False
+        self.is_pinned = False
         self._joined = torch.empty(0, dtype=torch.int32)
         self._routes, self._hidden, self._results = (_Staging(device) for _ in range(3))
 
@@ -80,7 +80,7 @@ class Batches:
         self._slots = torch.frombuffer(memory, dtype=torch.uint8)
         try:
             self._device.pin(self._slots)
-            self._is_pinned = True
+            self.is_pinned = True
         except OSError as error:
             limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
             _log.warning(
@@ -92,8 +92,8 @@ class Batches:
 
     def close(self) -> None:
         """End the page lock. Idempotent."""
-        slots = self._slots if self._is_pinned else None
-        self._slots, self._is_pinned = None, False
+        slots = self._slots if self.is_pinned else None
+        self._slots, self.is_pinned = None, False
         if slots is not None:
             self._device.unpin(slots)
 
@@ -102,72 +102,58 @@ class Batches:
 
         All ids must fit int32. `tokens`: T or more; the others are padding and have no expert.
         """
-        top_k = requests[0][1].shape[1]
-        self._joined = self._routes.take((_routes_length(tokens, top_k),), torch.int32)
+        top_k, count = requests[0][1].shape[1], sum(len(ids_TK) for _, ids_TK, _ in requests)
+        self._joined = self._routes.take(_routes_shape(tokens, top_k), torch.int32)
         ids_TK, scores_TK = _divide(self._joined, tokens, top_k)
-        start = 0
-        for _, some_ids_TK, some_scores_TK in requests:
-            end = start + len(some_ids_TK)
-            ids_TK[start:end] = some_ids_TK
-            scores_TK[start:end] = some_scores_TK
-            start = end
-        ids_TK[start:] = -1
+        torch.cat([ids_TK for _, ids_TK, _ in requests], out=ids_TK[:count])
+        torch.cat([scores_TK for *_, scores_TK in requests], out=scores_TK[:count])
+        ids_TK[count:] = -1
         return ids_TK.numpy().reshape(-1)
 
     def run(
-        self, requests: Sequence[Rows], prepare: Prepare, results: Sequence[torch.Tensor] = ()
-    ) -> torch.Tensor | None:
+        self,
+        requests: Sequence[Rows],
+        results: Sequence[torch.Tensor],
+        prepare: Callable[[], tuple[BatchMemory, Callable[[], None]]],
+        are_pinned: bool,
+    ) -> None:
         """Compute the batch of the last `join_routes`, and wait once.
 
         Args:
             requests: The same requests.
-            prepare: Prepares it on the device.
-            results: In the slots: the result of each request.
-
-        Returns:
-            (T, H) float32 on the host, valid until the next call; None: only the slots have it.
+            results: Where the result (T, H) of each request goes, float32.
+            prepare: Returns memory for the batch, and what issues the batch in it; called within
+                `Device.batch`.
+            are_pinned: Whether hidden states and results lie in memory that `pin` has locked.
         """
-        device = self._device
-        in_place = bool(results) and self._is_pinned
-        sizes = [len(x) for x, _, _ in requests]
-        joined_TH = None
+        rows, device = [x_TH for x_TH, _, _ in requests], self._device
+        sizes = [len(x_TH) for x_TH in rows]
         with device.batch():
             memory, issue = prepare()
-            out_TH = memory.out_TH[: sum(sizes)]
-            self._send([x for x, _, _ in requests], memory.x_TH[: sum(sizes)], in_place)
+            x_TH, out_TH = memory.x_TH[: sum(sizes)], memory.out_TH[: sum(sizes)]
+            sent, received = rows, results
+            if not are_pinned:
+                sent = [torch.cat(rows, out=self._hidden.take(x_TH.shape, x_TH.dtype))]
+                received = [self._results.take(out_TH.shape, out_TH.dtype)]
+            for to, part in zip(torch.split(x_TH, [*map(len, sent)]), sent, strict=True):
+                device.copy(to, part)
             device.copy(memory.routes, self._joined)
             issue()
-            if in_place:
-                for to, part in zip(results, torch.split(out_TH, sizes), strict=True):
-                    device.copy(to, part)
-            else:
-                joined_TH = self._results.take(tuple(out_TH.shape), torch.float32)
-                device.copy(joined_TH, out_TH)
-            device.finish()
-        if results and joined_TH is not None:
-            for to, part in zip(results, torch.split(joined_TH, sizes), strict=True):
+            for to, part in zip(received, torch.split(out_TH, [*map(len, received)]), strict=True):
+                device.copy(to, part)
+        if not are_pinned:
+            for to, part in zip(results, torch.split(received[0], sizes), strict=True):
                 to.copy_(part)
-        return joined_TH
-
-    def _send(self, rows: Sequence[torch.Tensor], x_TH: torch.Tensor, in_place: bool) -> None:
-        """Issue the copy of hidden states to the device, as they are."""
-        if in_place:
-            for to, part in zip(torch.split(x_TH, [*map(len, rows)]), rows, strict=True):
-                self._device.copy(to, part)
-        else:
-            staged_TH = self._hidden.take(tuple(x_TH.shape), x_TH.dtype)
-            torch.cat(list(rows), out=staged_TH)
-            self._device.copy(x_TH, staged_TH)
 
 
-def _routes_length(tokens: int, top_k: int) -> int:
+def _routes_shape(tokens: int, top_k: int) -> tuple[int, int]:
     # Device code is compiled for addresses that are multiples of 16 bytes.
-    return 2 * (-(-(tokens * top_k) // 4) * 4)
+    return 2, -(-(tokens * top_k) // 4) * 4
 
 
 def _divide(routes: torch.Tensor, tokens: int, top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the ids (T, K) and the scores (T, K) in joined routes."""
-    ids, scores = routes.view(2, -1)[:, : tokens * top_k].unbind()
+    ids, scores = routes[:, : tokens * top_k].unbind()
     return ids.view(tokens, top_k), scores.view(torch.float32).view(tokens, top_k)
 
 
@@ -178,7 +164,7 @@ class _Staging:
         self._device = device
         self._memory = torch.empty(0, dtype=torch.uint8)
 
-    def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    def take(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Return memory as a tensor, with anything in it, valid until the next call."""
         nbytes = int(np.prod(shape)) * dtype.itemsize
         if len(self._memory) < nbytes:

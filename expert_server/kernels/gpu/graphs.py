@@ -7,21 +7,22 @@ for every batch: all layers of a shape share the graph, and it stays right whate
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
+from functools import partial
 
 import torch
 
 from eaas.log import get_logger
 from expert_server.kernels.gpu.batches import BatchMemory
 from expert_server.kernels.gpu.device import Device
+from expert_server.kernels.gpu.launches import Program, launch
 
-__all__ = ["Graph", "GraphKey", "Graphs"]
+__all__ = ["Graphs"]
 
 _log = get_logger(__name__)
 
-Issue = Callable[[BatchMemory, torch.Tensor], None]
-"""Issues the batch in its memory, on the experts at these addresses (E)."""
+Issue = Callable[[torch.Tensor], None]
+"""Issues a batch that is in its memory, on the experts at these addresses (E)."""
 
 # Not measured: padding larger batches to a power of two may cost more than launching them one by one.
 _MOST_TOKENS = 256
@@ -29,47 +30,6 @@ _MOST_TOKENS = 256
 _PLACES = 64
 # Each takes memory, and clients choose what is in its key.
 _MOST_GRAPHS = 64
-
-
-@dataclass(frozen=True)
-class GraphKey:
-    """What a graph depends on.
-
-    Attributes:
-        tokens: T, a power of two.
-        top_k: K.
-        hidden: H.
-        dtype: Of the hidden states.
-        experts: Places of the table.
-        kind: All else that device code is compiled for, hashable.
-    """
-
-    tokens: int
-    top_k: int
-    hidden: int
-    dtype: torch.dtype
-    experts: int
-    kind: object
-
-
-@dataclass(frozen=True, eq=False)
-class Graph:
-    """What a graph reads and writes, and what starts it.
-
-    Attributes:
-        memory: Of a batch; tokens that are not there must have no expert.
-        table: (E) addresses of the experts' blocks, for `issue` to fill.
-        replay: Issues the batch.
-    """
-
-    memory: BatchMemory
-    table: torch.Tensor
-    replay: Callable[[], None]
-
-    def issue(self, addresses: torch.Tensor) -> None:
-        """Issue the batch that is in `memory`, on the experts at these addresses."""
-        self.table[: len(addresses)].copy_(addresses, non_blocking=True)
-        self.replay()
 
 
 class Graphs:
@@ -81,8 +41,9 @@ class Graphs:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        # None: the device has no memory for it.
-        self._graphs: dict[GraphKey, Graph | None] = {}
+        # By (T, K, H), dtype of the hidden states, places of the table, and program. None: the device has no
+        # memory for it.
+        self._graphs: dict[Hashable, tuple[BatchMemory, Issue] | None] = {}
         self._is_on = device.can_capture
 
     def tokens(self, tokens: int) -> int:
@@ -91,41 +52,59 @@ class Graphs:
             return tokens
         return 1 << (tokens - 1).bit_length()
 
-    def places(self, experts: int) -> int:
-        """Return the places of a graph's table for so many experts."""
-        return -(-experts // _PLACES) * _PLACES
+    def prepare(
+        self,
+        program: Program,
+        shape: tuple[int, int, int],
+        dtype: torch.dtype,
+        addresses: torch.Tensor,
+    ) -> tuple[BatchMemory, Callable[[], None]]:
+        """Return memory for a batch, and what issues it; within `Device.batch`.
 
-    def get(self, key: GraphKey, issue: Issue) -> Graph | None:
-        """Return a graph, within `Device.batch`; capture it if it is the first of its key.
+        The first batch of a size is captured. A batch is launched without a graph if it is large, there are
+        too many graphs, the device has no memory for this one, or it cannot capture. Then a line is in the
+        log, and there are no graphs from now on.
 
         Args:
-            key: What it depends on.
-            issue: Issues a batch.
-
-        Returns:
-            None: The batch is large, there are too many graphs, the device has no memory for this one, or it
-            cannot capture. Then a line is in the log, and there are no graphs from now on.
+            program: What device code is compiled for.
+            shape: (T, K, H); T as `tokens` says. Tokens that are not there must have no expert.
+            dtype: Of the hidden states.
+            addresses: (E) addresses of the experts' blocks, on the device.
         """
-        if not self._is_on or key.tokens > _MOST_TOKENS:
-            return None
-        if key not in self._graphs and len(self._graphs) < _MOST_GRAPHS:
+        places = -(-len(addresses) // _PLACES) * _PLACES
+        key = shape, dtype, places, program
+        is_small = self._is_on and shape[0] <= _MOST_TOKENS
+        if is_small and key not in self._graphs and len(self._graphs) < _MOST_GRAPHS:
             try:
-                self._graphs[key] = self._capture(key, issue)
+                self._graphs[key] = self._capture(*key)
             except torch.OutOfMemoryError as error:
                 self._graphs[key] = None
-                _log.warning("batches of %d tokens have no CUDA graph: %s", key.tokens, error)
+                _log.warning("batches of %d tokens have no CUDA graph: %s", shape[0], error)
             except RuntimeError as error:
                 self._is_on = False
                 _log.warning("batches are launched without CUDA graphs: %s", error)
-        return self._graphs.get(key)
+        graph = self._graphs.get(key) if self._is_on else None
+        if graph is not None:
+            memory, issue = graph
+            return memory, partial(issue, addresses)
+        memory = BatchMemory.allocate(self._device, shape, dtype)
+        return memory, partial(launch, program, memory, addresses)
 
     def close(self) -> None:
         """Drop all graphs, and their memory."""
         self._graphs.clear()
 
-    def _capture(self, key: GraphKey, issue: Issue) -> Graph:
-        memory = BatchMemory.allocate(self._device, key.tokens, key.top_k, key.hidden, key.dtype)
-        table = self._device.empty(key.experts, dtype=torch.int64)
+    def _capture(
+        self, shape: tuple[int, int, int], dtype: torch.dtype, places: int, program: Program
+    ) -> tuple[BatchMemory, Issue]:
+        memory = BatchMemory.allocate(self._device, shape, dtype)
+        table = self._device.empty(places, dtype=torch.int64)
         # So that nothing is computed before there is a batch.
         memory.routes.fill_(-1)
-        return Graph(memory, table, self._device.capture(lambda: issue(memory, table)))
+        replay = self._device.capture(partial(launch, program, memory, table))
+
+        def issue(addresses: torch.Tensor) -> None:
+            table[: len(addresses)].copy_(addresses, non_blocking=True)
+            replay()
+
+        return memory, issue

@@ -21,8 +21,8 @@ from eaas.checkpoint.pieces import PIECE_BYTES, Pause, pieces
 from eaas.checkpoint.quantized import DAMAGED, QuantizedMatrix, WeightFormat
 from eaas.errors import CorruptShardError
 from expert_server.kernels.activation import Activation
+from expert_server.kernels.gpu.device import Uploads
 from expert_server.kernels.gpu.tiles import INNER, Coding
-from expert_server.kernels.gpu.uploads import Uploads
 from expert_server.kernels.kernel import KernelSpec, Quantization, UnsupportedError
 from expert_server.kernels.matrices import Matrix, check_format, split_gate
 from expert_server.weights.weights import ExpertWeights
@@ -34,8 +34,6 @@ _ALIGNMENT = 256
 _FP8_GROUP, _MXFP4_GROUP = 128, 32
 _STORED = {WeightFormat.FP8: Coding.FP8, WeightFormat.MXFP4: Coding.MXFP4}
 _CODE_BYTES = {Coding.BFLOAT16: 2, Coding.FLOAT32: 4, Coding.FP8: 1, Coding.MXFP4: 0.5}
-# Of codes; those of floats have none.
-_SCALE_BYTES = {Coding.FP8: 4, Coding.MXFP4: 1}
 _E8M0_ONE, _E8M0_NAN = 127, 255
 
 
@@ -48,17 +46,16 @@ class Layout:
         coding: How the matrices are coded.
         group: Inputs per scale of FP8; 0: one scale per channel.
         has_bias: Whether both products have a bias.
-        offsets: Bytes from the block's begin to up, down, scales of up, of down, biases of up, of down.
-        nbytes: Bytes of the block.
+        up, down: Bytes from the block's begin to the matrix, its scales and its bias.
     """
 
     hidden: int
     intermediate: int
     coding: Coding
     group: int
-    has_bias: tuple[bool, bool]
-    offsets: tuple[int, ...]
-    nbytes: int
+    has_bias: tuple[bool, ...]
+    up: tuple[int, ...]
+    down: tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,110 +115,84 @@ def pack_expert(
 
     Raises:
         CheckpointError: A scale is NaN or infinite, or a matrix has another format than `spec.stored`.
-        torch.OutOfMemoryError: The device has no memory for the block.
+        DeviceFullError: The device has no memory for the block.
+        DeviceLostError: The device has failed.
     """
     for matrix in (weights.up, weights.down):
         check_format(matrix, spec.stored)
-    ups, biases = split_gate(weights.up, activation), split_gate(weights.up_bias, activation)
-    downs, down_biases = [weights.down], _some(weights.down_bias)
-    packing = _Packing(spec, uploads, pause)
-    sizes = [
-        packing.matrix_bytes(ups),
-        packing.matrix_bytes(downs),
-        packing.scale_bytes(ups),
-        packing.scale_bytes(downs),
-        sum(4 * len(bias) for bias in biases),
-        sum(4 * len(bias) for bias in down_biases),
-    ]
-    ends = list(accumulate(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes))
-    offsets = (0, *ends[:-1])
+    coding, group = check_spec(spec), spec.stored.group if spec.stored is not None else 0
+    products: list[list[Matrix]] = [split_gate(weights.up, activation), [weights.down]]
+    biases = [split_gate(weights.up_bias, activation), _some(weights.down_bias)]
+    others = [*(_scales(parts, coding, group, pause) for parts in products), *map(_joined, biases)]
+    sizes = [sum(part.shape[0] * _row_bytes(part, coding) for part in parts) for parts in products]
+    sizes += map(len, others)
+    *begins, nbytes = accumulate((-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes), initial=0)
     hidden, intermediate = weights.down.shape
-    group = spec.stored.group if spec.stored is not None else 0
-    has_bias = bool(biases), bool(down_biases)
-    layout = Layout(hidden, intermediate, packing.coding, group, has_bias, offsets, ends[-1])
-    with uploads.device.loading():
-        memory = uploads.device.empty(layout.nbytes, dtype=torch.uint8)
-        up, down, up_scales, down_scales, up_bias, down_bias = (
-            memory[at : at + size] for at, size in zip(offsets, sizes, strict=True)
-        )
-        packing.write_matrices(ups, up)
-        packing.write_matrices(downs, down)
-        packing.write_scales(ups, up_scales)
-        packing.write_scales(downs, down_scales)
-        for parts, to in ((biases, up_bias), (down_biases, down_bias)):
-            if parts:
-                uploads.write(to, torch.cat(parts).float().view(torch.uint8))
+    has_bias, offsets = tuple(map(bool, biases)), tuple(begins)
+    layout = Layout(hidden, intermediate, coding, group, has_bias, offsets[::2], offsets[1::2])
+    with uploads.load():
+        memory = uploads.device.empty(nbytes, dtype=torch.uint8)
+        sections = [memory[at : at + size] for at, size in zip(begins, sizes, strict=True)]
+        for parts, to in zip(products, sections, strict=False):
+            at = 0
+            for part in parts:
+                rows = part if isinstance(part, torch.Tensor) else part.codes
+                most = max(1, PIECE_BYTES // _row_bytes(part, coding))
+                for begin, end in pieces(len(rows), most):
+                    pause()
+                    piece = _coded(rows[begin:end], part.shape[1], coding, spec.dtype)
+                    uploads.write(to[at : at + len(piece)], piece)
+                    at += len(piece)
+        for section, to in zip(others, sections[2:], strict=True):
+            uploads.write(to, section)
     return DeviceExpert(memory, layout)
 
 
-class _Packing:
-    """Writes matrices and their scales into sections of a block."""
+def _row_bytes(matrix: Matrix, coding: Coding) -> int:
+    return int(padded(matrix.shape[1]) * _CODE_BYTES[coding])
 
-    def __init__(self, spec: KernelSpec, uploads: Uploads, pause: Pause) -> None:
-        self.coding = check_spec(spec)
-        self._spec, self._uploads, self._pause = spec, uploads, pause
 
-    def matrix_bytes(self, parts: Sequence[Matrix]) -> int:
-        """Memory of matrices, one below the other."""
-        return sum(part.shape[0] for part in parts) * self._row_bytes(parts[0].shape[1])
-
-    def scale_bytes(self, parts: Sequence[Matrix]) -> int:
-        """Memory of their scales."""
-        channels = sum(part.shape[0] for part in parts)
-        return _SCALE_BYTES.get(self.coding, 0) * self._groups(parts[0].shape[1]) * channels
-
-    def write_matrices(self, parts: Sequence[Matrix], to: torch.Tensor) -> None:
-        """Write matrices one below the other, in pieces of whole rows."""
-        row_bytes = self._row_bytes(parts[0].shape[1])
-        at = 0
-        for part in parts:
-            rows = part if isinstance(part, torch.Tensor) else part.codes
-            for begin, end in pieces(len(rows), max(1, PIECE_BYTES // row_bytes)):
-                self._pause()
-                piece = self._coded(rows[begin:end], part.shape[1]).view(torch.uint8).flatten()
-                self._uploads.write(to[at : at + len(piece)], piece)
-                at += len(piece)
-
-    def write_scales(self, parts: Sequence[Matrix], to: torch.Tensor) -> None:
-        """Write the scales as (G, N), N over all parts. Raises CorruptShardError: one is not a number."""
-        if self.coding not in _SCALE_BYTES:
-            return
-        self._pause()
-        groups = self._groups(parts[0].shape[1])
-        scales = []
-        for part in parts:
-            assert isinstance(part, QuantizedMatrix)
-            scales_NG = part.scales
-            is_one = scales_NG.shape[1] == 1
-            scales.append(
-                scales_NG.expand(-1, groups)
-                if is_one
-                else functional.pad(scales_NG, (0, groups - scales_NG.shape[1]), value=_E8M0_ONE)
-            )
-        scales_GN = torch.cat(scales).t().contiguous()
-        is_number = scales_GN != _E8M0_NAN if self.coding is Coding.MXFP4 else scales_GN.isfinite()
-        if not bool(is_number.all()):
-            raise CorruptShardError(f"a scale is NaN or infinite: {DAMAGED}")
-        self._uploads.write(to, scales_GN.view(torch.uint8).flatten())
-
-    def _row_bytes(self, inputs: int) -> int:
-        return int(padded(inputs) * _CODE_BYTES[self.coding])
-
-    def _groups(self, inputs: int) -> int:
-        if self.coding is Coding.MXFP4:
-            return padded(inputs) // _MXFP4_GROUP
-        group = self._spec.stored.group if self._spec.stored is not None else 0
-        return -(-inputs // group) if group else 1
-
-    def _coded(self, rows: torch.Tensor, inputs: int) -> torch.Tensor:
-        """Lay rows of numbers or codes out as the device reads them."""
-        if self.coding is not Coding.MXFP4:
-            rows = rows if self.coding is Coding.FP8 else rows.to(self._spec.dtype)
-            return functional.pad(rows, (0, padded(inputs) - inputs)).contiguous()
+def _coded(rows: torch.Tensor, inputs: int, coding: Coding, dtype: torch.dtype) -> torch.Tensor:
+    """Lay rows of numbers or codes out as the device reads them: uint8 (bytes)."""
+    padding = 0, padded(inputs) - inputs
+    if coding is Coding.MXFP4:
         codes = torch.stack((rows & 15, rows >> 4), 2).flatten(1)[:, :inputs]
-        codes = functional.pad(codes, (0, padded(inputs) - inputs))
-        low, high = codes.view(len(codes), -1, 2, INNER // 2).unbind(2)
-        return (low | high << 4).flatten(1)
+        codes = functional.pad(codes, padding).view(len(rows), -1, 2, INNER // 2)
+        rows = codes[:, :, 0] | codes[:, :, 1] << 4
+    else:
+        rows = functional.pad(rows if coding is Coding.FP8 else rows.to(dtype), padding)
+    return rows.contiguous().flatten().view(torch.uint8)
+
+
+def _scales(parts: Sequence[Matrix], coding: Coding, group: int, pause: Pause) -> torch.Tensor:
+    """Return the scales of matrices, (G, N) with N over all parts, as bytes; floats have none.
+
+    Raises:
+        CorruptShardError: A scale is NaN or infinite.
+    """
+    if coding in (Coding.BFLOAT16, Coding.FLOAT32):
+        return torch.empty(0, dtype=torch.uint8)
+    pause()
+    groups = -(-padded(parts[0].shape[1]) // group) if group else 1
+    scales = []
+    for part in parts:
+        assert isinstance(part, QuantizedMatrix)
+        found = part.scales.shape[1]
+        scales.append(
+            part.scales.expand(-1, groups)
+            if found == 1
+            else functional.pad(part.scales, (0, groups - found), value=_E8M0_ONE)
+        )
+    scales_GN = torch.cat(scales).t().contiguous()
+    is_number = scales_GN != _E8M0_NAN if coding is Coding.MXFP4 else scales_GN.isfinite()
+    if not bool(is_number.all()):
+        raise CorruptShardError(f"a scale is NaN or infinite: {DAMAGED}")
+    return scales_GN.flatten().view(torch.uint8)
+
+
+def _joined(biases: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return biases, float32, as bytes."""
+    return torch.cat((torch.empty(0), *biases)).float().view(torch.uint8)
 
 
 def _some(bias: torch.Tensor | None) -> list[torch.Tensor]:

@@ -1,9 +1,9 @@
-"""The device code of kernel `triton`: both products of an MoE layer over grouped rows, and their sum.
+"""The device code of kernel `triton`: a product of an MoE layer over grouped rows, and a token's sum.
 
 Triton's interpreter runs the same code on CPU tensors, but it multiplies the bit patterns of bfloat16 and
 truncates where a GPU rounds to nearest. There, inputs are widened to float32 and results rounded by hand.
 
-A row is a token and one of its experts, a tile some rows of one expert (`grouping.py`). Matrices lie in one
+A row is a token and one of its experts, a tile some rows of one expert (`launches.py`). Matrices lie in one
 block of memory per expert (`packing.py`), so that experts load and unload singly: `table` has the address of
 each expert's block, and `..._at` are offsets in bytes, the same in every block.
 """
@@ -19,7 +19,7 @@ from triton import language as tl
 from expert_server.kernels.activation import ActivationKind
 from expert_server.kernels.gpu.tiles import INNER, Coding
 
-__all__ = ["INTERPRETED", "combine", "down_product", "up_product"]
+__all__ = ["INTERPRETED", "combine", "product"]
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 
@@ -88,62 +88,46 @@ def _e8m0_values(exponents):
 
 @triton.jit
 def _add(
-    total,
-    a_ptrs,
-    live,
-    block,
-    matrix_at,
-    scales_at,
-    row,
-    channels,
-    is_channel,
-    inner,
-    at,
-    groups_every,
-    CODING: tl.constexpr,
-    STEP: tl.constexpr,
-):
-    """Add inputs at to at + STEP of a product with some output channels of a matrix.
+    total, x_ptrs, live, matrix_at, scales_at, channel, is_channel,
+    channels, inner, at, groups_every, CODING: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """Add inputs at to at + STEP of a product with some output channels of a matrix of so many channels.
 
-    a_ptrs: (M, STEP) float inputs of the rows; of MXFP4 (M, STEP / 2), the first half. row: first channel of
-    the matrix part (gate or up). channels: all rows of the matrix, the stride of its scales.
+    x_ptrs: (M, STEP) float inputs of the rows; of MXFP4 (M, STEP / 2), the first half. matrix_at, scales_at:
+    addresses. channel: of the matrix.
     """
-    dtype: tl.constexpr = a_ptrs.dtype.element_ty
+    dtype: tl.constexpr = x_ptrs.dtype.element_ty
+    x = tl.load(x_ptrs + at, mask=live[:, None], other=0.0)
     if CODING == _MXFP4:
         tl.static_assert(STEP == _INNER)
+        codes_ptrs = tl.multiple_of((matrix_at + at // 2).to(tl.pointer_type(tl.uint8)), 16)
         half = tl.arange(0, _HALF)
-        codes_at = block + matrix_at + at // 2
-        codes_ptrs = codes_at.to(tl.pointer_type(tl.uint8))
-        codes_ptrs = tl.multiple_of(codes_ptrs, 16)
-        codes_ptrs += row[None, :].to(tl.int64) * (inner // 2) + half[:, None]
+        codes_ptrs += channel[None, :].to(tl.int64) * (inner // 2) + half[:, None]
         codes = tl.load(codes_ptrs, mask=is_channel[None, :], other=0).to(tl.uint32)
-        scales_ptrs = (block + scales_at).to(tl.pointer_type(tl.uint8))
-        scales_ptrs += at // _HALF * channels + row
+        scales_ptrs = scales_at.to(tl.pointer_type(tl.uint8)) + (at // _HALF * channels + channel)
         low_scale = tl.load(scales_ptrs, mask=is_channel, other=127)
         high_scale = tl.load(scales_ptrs + channels, mask=is_channel, other=127)
         low = _e2m1_values(codes & 15) * _e8m0_values(low_scale)[None, :]
         high = _e2m1_values(codes >> 4) * _e8m0_values(high_scale)[None, :]
-        a_low = tl.load(a_ptrs + at, mask=live[:, None], other=0.0)
-        a_high = tl.load(a_ptrs + (at + _HALF), mask=live[:, None], other=0.0)
-        total = _dot(a_low, _narrow(low, dtype), total)
-        return _dot(a_high, _narrow(high, dtype), total)
+        x_high = tl.load(x_ptrs + (at + _HALF), mask=live[:, None], other=0.0)
+        total = _dot(x, _narrow(low, dtype), total)
+        return _dot(x_high, _narrow(high, dtype), total)
     else:
         k = tl.arange(0, STEP)
-        a = tl.load(a_ptrs + at, mask=live[:, None], other=0.0)
-        offsets = row[None, :].to(tl.int64) * inner + (k[:, None] + at)
+        offsets = channel[None, :].to(tl.int64) * inner + (k[:, None] + at)
         if CODING == _FP8:
-            codes_ptrs = tl.multiple_of((block + matrix_at).to(tl.pointer_type(tl.uint8)), 16)
+            codes_ptrs = tl.multiple_of(matrix_at.to(tl.pointer_type(tl.uint8)), 16)
             codes = tl.load(codes_ptrs + offsets, mask=is_channel[None, :], other=0)
-            scales_ptrs = (block + scales_at).to(tl.pointer_type(tl.float32))
-            scales_ptrs += at // groups_every * channels + row
+            scales_ptrs = scales_at.to(tl.pointer_type(tl.float32))
+            scales_ptrs += at // groups_every * channels + channel
             scales = tl.load(scales_ptrs, mask=is_channel, other=0.0)
             values = _narrow(_fp8_values(codes), dtype)
-            part = _dot(a, values, tl.full(total.shape, 0.0, tl.float32))
+            part = _dot(x, values, tl.full(total.shape, 0.0, tl.float32))
             return total + part * scales[None, :]
         else:
-            weights_ptrs = tl.multiple_of((block + matrix_at).to(tl.pointer_type(dtype)), 16)
+            weights_ptrs = tl.multiple_of(matrix_at.to(tl.pointer_type(dtype)), 16)
             weights = tl.load(weights_ptrs + offsets, mask=is_channel[None, :], other=0.0)
-            return _dot(a, weights, total)
+            return _dot(x, weights, total)
 
 
 @triton.jit
@@ -187,36 +171,20 @@ def _activate(
 
 
 @triton.jit
-def up_product(
-    x,
-    h,
-    table,
-    tile_expert,
-    tile_start,
-    tile_end,
-    order,
-    intermediate,
-    inner,
-    h_stride,
-    top_k,
-    up_at,
-    scales_at,
-    bias_at,
-    groups_every,
-    HAS_BIAS: tl.constexpr,
-    KIND: tl.constexpr,
-    HAS_GATE: tl.constexpr,
-    ALPHA: tl.constexpr,
-    LIMIT: tl.constexpr,
-    CODING: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    STEP: tl.constexpr,
-):
-    """h[row] = activation(up[expert] x[token]) for a tile's rows and some channels; gate and up in one pass.
+def product(
+    x, out, table, tile_expert, tile_start, tile_end, order, scores,
+    outputs, inner, out_stride, top_k, matrix_at, scales_at, bias_at, groups_every,
+    IS_UP: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_GATE: tl.constexpr,
+    KIND: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr,
+    CODING: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """Multiply a tile's rows by some output channels of their expert's matrix.
 
-    x: (T, inner), its padding is 0. h: (N, h_stride); padding becomes 0. order: pair (token * top_k + k) of
-    each row. up: (2I or I, inner) in each block, gate first.
+    Up: out[row] = activation(matrix x[token]), gate and up in one pass; the matrix is (2I or I, inner), gate
+    first. out: (N, out_stride); its padding becomes 0.
+    Down: out[pair] = score[pair] * (matrix x[row]), rounded to out's dtype: bfloat16 if the tokens are. out:
+    (T * top_k, outputs); rows of pairs without an expert stay as they are.
+    x: (..., inner), its padding is 0. order: pair (token * top_k + k) of each row.
     """
     tile = tl.program_id(0)
     start = tl.load(tile_start + tile)
@@ -226,87 +194,42 @@ def up_product(
     block = tl.load(table + tl.load(tile_expert + tile))
     rows = start + tl.arange(0, ROWS)
     live = rows < end
-    token = tl.load(order + rows, mask=live, other=0) // top_k
+    x_rows = rows
+    if IS_UP:
+        x_rows = tl.load(order + rows, mask=live, other=0) // top_k
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    is_channel = columns < intermediate
+    is_channel = columns < outputs
     WIDTH: tl.constexpr = STEP // 2 if CODING == _MXFP4 else STEP
-    x_ptrs = x + token[:, None].to(tl.int64) * inner + tl.arange(0, WIDTH)[None, :]
-    gate = tl.full((ROWS, COLUMNS), 0.0, tl.float32)
-    up = tl.full((ROWS, COLUMNS), 0.0, tl.float32)
-    channels = intermediate
+    x_ptrs = x + x_rows[:, None].to(tl.int64) * inner + tl.arange(0, WIDTH)[None, :]
+    channels = outputs
     if HAS_GATE:
-        channels = 2 * intermediate
+        channels = 2 * outputs
+    total = tl.full((ROWS, COLUMNS), 0.0, tl.float32)
+    up = tl.full((ROWS, COLUMNS), 0.0, tl.float32)
     for at in range(0, inner, STEP):
-        gate = _add(
-            gate, x_ptrs, live, block, up_at, scales_at, columns, channels, is_channel,
-            inner, at, groups_every, CODING, STEP,
+        total = _add(
+            total, x_ptrs, live, block + matrix_at, block + scales_at, columns, is_channel,
+            channels, inner, at, groups_every, CODING, STEP,
         )  # fmt: skip
         if HAS_GATE:
             up = _add(
-                up, x_ptrs, live, block, up_at, scales_at, columns + intermediate, channels,
-                is_channel, inner, at, groups_every, CODING, STEP,
+                up, x_ptrs, live, block + matrix_at, block + scales_at, columns + outputs,
+                is_channel, channels, inner, at, groups_every, CODING, STEP,
             )  # fmt: skip
     if HAS_BIAS:
         bias_ptrs = (block + bias_at).to(tl.pointer_type(tl.float32)) + columns
-        gate += tl.load(bias_ptrs, mask=is_channel, other=0.0)[None, :]
-        if HAS_GATE:
-            up += tl.load(bias_ptrs + intermediate, mask=is_channel, other=0.0)[None, :]
-    out = _narrow(_activate(gate, up, KIND, HAS_GATE, ALPHA, LIMIT), h.dtype.element_ty)
-    h_ptrs = h + rows[:, None].to(tl.int64) * h_stride + columns[None, :]
-    tl.store(h_ptrs, out, mask=live[:, None] & (columns < h_stride)[None, :])
-
-
-@triton.jit
-def down_product(
-    h,
-    y,
-    table,
-    tile_expert,
-    tile_start,
-    tile_end,
-    order,
-    scores,
-    hidden,
-    inner,
-    down_at,
-    scales_at,
-    bias_at,
-    groups_every,
-    HAS_BIAS: tl.constexpr,
-    CODING: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    STEP: tl.constexpr,
-):
-    """y[pair] = score[pair] * (down[expert] h[row]), rounded to y's dtype: bfloat16 if the tokens are.
-
-    h: (N, inner), its padding is 0. y: (T * top_k, hidden); rows of pairs without an expert stay as they are.
-    """
-    tile = tl.program_id(0)
-    start = tl.load(tile_start + tile)
-    end = tl.load(tile_end + tile)
-    if start >= end:
-        return
-    block = tl.load(table + tl.load(tile_expert + tile))
-    rows = start + tl.arange(0, ROWS)
-    live = rows < end
-    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    is_channel = columns < hidden
-    WIDTH: tl.constexpr = STEP // 2 if CODING == _MXFP4 else STEP
-    h_ptrs = h + rows[:, None].to(tl.int64) * inner + tl.arange(0, WIDTH)[None, :]
-    total = tl.full((ROWS, COLUMNS), 0.0, tl.float32)
-    for at in range(0, inner, STEP):
-        total = _add(
-            total, h_ptrs, live, block, down_at, scales_at, columns, hidden, is_channel,
-            inner, at, groups_every, CODING, STEP,
-        )  # fmt: skip
-    if HAS_BIAS:
-        bias_ptrs = (block + bias_at).to(tl.pointer_type(tl.float32)) + columns
         total += tl.load(bias_ptrs, mask=is_channel, other=0.0)[None, :]
-    pair = tl.load(order + rows, mask=live, other=0)
-    total *= tl.load(scores + pair, mask=live, other=0.0)[:, None]
-    y_ptrs = y + pair[:, None].to(tl.int64) * hidden + columns[None, :]
-    tl.store(y_ptrs, _narrow(total, y.dtype.element_ty), mask=live[:, None] & is_channel[None, :])
+        if HAS_GATE:
+            up += tl.load(bias_ptrs + outputs, mask=is_channel, other=0.0)[None, :]
+    out_rows = rows
+    if IS_UP:
+        total = _activate(total, up, KIND, HAS_GATE, ALPHA, LIMIT)
+    else:
+        out_rows = tl.load(order + rows, mask=live, other=0)
+        total *= tl.load(scores + out_rows, mask=live, other=0.0)[:, None]
+    out_ptrs = out + out_rows[:, None].to(tl.int64) * out_stride + columns[None, :]
+    mask = live[:, None] & (columns < out_stride)[None, :]
+    tl.store(out_ptrs, _narrow(total, out.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["tokens"])

@@ -1,22 +1,39 @@
-"""Sizes of kernel `triton`'s tiles, and how a matrix is coded; no device is needed to read this."""
+"""Sizes of kernel `triton`'s tiles, and how a matrix is coded; no device is needed to read this.
+
+Sizes that were measured on a device (`eaas bench experts --tune`) are in the user's cache; a kernel takes
+them instead of those of TILES. All tiles of a coding take the same number of inputs in each step, so they add
+up in the same order.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import IntEnum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from eaas.log import get_logger
 
 __all__ = [
     "INNER",
+    "STEPS",
     "SUM_COLUMNS",
     "SUM_TOKENS",
     "TILES",
     "Coding",
     "Tile",
-    "Tiles",
+    "bucket_of",
     "candidates",
-    "is_many",
+    "keep_tiles",
+    "tiles_of",
+    "tuned_path",
 ]
+
+_log = get_logger(__name__)
 
 # The rows of matrices and hidden states are padded to a multiple of so many inputs.
 INNER = 64
@@ -35,8 +52,7 @@ class Coding(IntEnum):
     MXFP4 = 3  # e2m1, one e8m0 scale per channel and 32 inputs
 
 
-@dataclass(frozen=True)
-class Tile:
+class Tile(NamedTuple):
     """A program's share of a product, and its resources.
 
     Attributes:
@@ -52,61 +68,112 @@ class Tile:
     stages: int
 
 
-@dataclass(frozen=True)
-class Tiles:
-    """The tiles of one coding.
+# Inputs that are multiplied at once; divide INNER.
+STEPS = {Coding.BFLOAT16: 64, Coding.FLOAT32: 16, Coding.FP8: 32, Coding.MXFP4: 64}
 
-    Attributes:
-        step: Inputs that are multiplied at once; divides INNER. The same for both tiles, so that sums have
-            one order.
-        few: For few rows per expert, as in decode.
-        many: For many, as in prefill.
-    """
-
-    step: int
-    few: Tile
-    many: Tile
-
-    @property
-    def buckets(self) -> dict[str, Tile]:
-        """Both tiles by name."""
-        return {"few": self.few, "many": self.many}
-
-    def replaced(self, buckets: Mapping[str, Tile]) -> Tiles:
-        """Return the same with other tiles, by name; `step` stays."""
-        return Tiles(self.step, buckets.get("few", self.few), buckets.get("many", self.many))
-
-    def choose(self, rows: int, experts: int) -> Tile:
-        """Choose by the mean rows per expert, which needs no look at the device."""
-        return self.many if is_many(rows, experts) else self.few
-
-
-def is_many(rows: int, experts: int) -> bool:
-    """Whether a batch of so many rows for so many experts of the table takes the large tile."""
-    return rows >= _MANY_ROWS * max(1, experts)
-
-
-# Chosen by what compilers make of them: no spills for any architecture. On an H200 they take at most 6 %
-# longer than the fastest of `candidates`; `tuned.py` has what was measured on a device.
+# By bucket: for few rows per expert, as in decode, and for many, as in prefill. Chosen by what compilers make
+# of them: no spills for any architecture. On an H200 they take at most 6 % longer than the fastest of
+# `candidates`.
 TILES = {
-    Coding.BFLOAT16: Tiles(64, Tile(16, 64, 4, 4), Tile(64, 64, 4, 3)),
-    Coding.FLOAT32: Tiles(16, Tile(16, 64, 8, 4), Tile(64, 64, 8, 3)),
-    Coding.FP8: Tiles(32, Tile(16, 64, 4, 4), Tile(64, 64, 8, 3)),
-    Coding.MXFP4: Tiles(64, Tile(16, 64, 4, 4), Tile(128, 64, 8, 3)),
+    Coding.BFLOAT16: {"few": Tile(16, 64, 4, 4), "many": Tile(64, 64, 4, 3)},
+    Coding.FLOAT32: {"few": Tile(16, 64, 8, 4), "many": Tile(64, 64, 8, 3)},
+    Coding.FP8: {"few": Tile(16, 64, 4, 4), "many": Tile(64, 64, 8, 3)},
+    Coding.MXFP4: {"few": Tile(16, 64, 4, 4), "many": Tile(128, 64, 8, 3)},
 }
 
 
+def bucket_of(rows: int, experts: int) -> str:
+    """Return the bucket of a batch of so many rows for so many experts of the table.
+
+    By the mean rows per expert, which needs no look at the device.
+    """
+    return "many" if rows >= _MANY_ROWS * max(1, experts) else "few"
+
+
 def candidates(coding: Coding) -> dict[str, tuple[Tile, ...]]:
-    """Return the tiles to measure for few and for many rows per expert, that of TILES first.
+    """Return the tiles to measure by bucket, that of TILES first.
 
     None of them spills. Tiles of 128 x 128 all do, so the list leaves them out.
     """
     tiles = TILES[coding]
     if coding is Coding.FLOAT32:
-        return {bucket: (tile,) for bucket, tile in tiles.buckets.items()}
+        return {bucket: (tile,) for bucket, tile in tiles.items()}
     few = (Tile(16, columns, warps, 4) for columns in (32, 64, 128) for warps in (4, 8))
     many = (Tile(*sides, 8, 3) for sides in ((32, 64), (32, 128), (64, 64), (64, 128), (128, 64)))
     return {
-        "few": tuple(dict.fromkeys((tiles.few, *few))),
-        "many": tuple(dict.fromkeys((tiles.many, *many))),
+        "few": tuple(dict.fromkeys((tiles["few"], *few))),
+        "many": tuple(dict.fromkeys((tiles["many"], *many))),
     }
+
+
+def tuned_path(device: str) -> Path:
+    """Return the file of a device's measured tiles; it may not exist.
+
+    Args:
+        device: Its name, such as "NVIDIA H100 80GB HBM3".
+    """
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "eaas/tiles" / f"{re.sub(r'[^A-Za-z0-9]+', '-', device)}.json"
+
+
+def tiles_of(device: str, coding: Coding) -> Mapping[str, Tile]:
+    """Return a device's tiles by bucket: the measured ones, or those of TILES.
+
+    An unusable file is named in the log.
+    """
+    tiles = TILES[coding]
+    try:
+        path = tuned_path(device)
+    except RuntimeError:  # No home directory, so that nothing was kept there.
+        return tiles
+    try:
+        return tiles | _checked(_read(path), coding)
+    except FileNotFoundError:
+        return tiles
+    except (OSError, ValueError) as error:
+        _log.warning("%s: tiles are not used (%s): remove it, or measure again", path, error)
+        return tiles
+
+
+def keep_tiles(device: str, coding: Coding, measured: Mapping[str, Tile]) -> Path:
+    """Add measured tiles to a device's file, and return it. What is unusable in the file goes.
+
+    Args:
+        device: Its name.
+        coding: What was measured.
+        measured: Tiles by bucket; some of `candidates`.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    path = tuned_path(device)
+    document: dict[str, Any] = {}
+    kept: dict[str, Tile] = {}
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        document = _read(path)
+        kept = _checked(document, coding)
+    document[coding.name] = {**kept, **measured}
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    unfinished = path.with_suffix(f".{os.getpid()}")
+    unfinished.write_text(json.dumps(document, indent=1))
+    unfinished.replace(path)
+    return path
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Read a file. Raises FileNotFoundError, OSError or ValueError."""
+    document = json.loads(path.read_text())
+    if not isinstance(document, dict):
+        raise ValueError("no object")
+    return document
+
+
+def _checked(document: Mapping[str, Any], coding: Coding) -> dict[str, Tile]:
+    """Return the tiles of a coding. Raises ValueError: one is none of the candidates."""
+    found, allowed = document.get(coding.name, {}), candidates(coding)
+    if not isinstance(found, dict):
+        raise ValueError(f"{coding.name}: no object")
+    for bucket, numbers in found.items():
+        if numbers not in [[*tile] for tile in allowed.get(bucket, ())]:
+            raise ValueError(f"{coding.name}: {bucket} {numbers} is none of the candidates")
+    return {bucket: Tile(*numbers) for bucket, numbers in found.items()}

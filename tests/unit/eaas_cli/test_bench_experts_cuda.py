@@ -216,11 +216,10 @@ def test_the_fastest_tiles_are_kept_for_the_devices_servers(
     tuned: Callable[..., Any], fake_cuda: Counter[str]
 ) -> None:
     """Times as of a device on which wide tiles are fast."""
-    from expert_server.kernels.gpu.tiles import Coding
-    from expert_server.kernels.gpu.tuned import tiles_of
+    from expert_server.kernels.gpu.tiles import Coding, tiles_of
 
     def seconds(kernel: Any, tokens: int) -> float:
-        tile = kernel.tiles.many if tokens > 64 else kernel.tiles.few
+        tile = kernel.tiles["many" if tokens > 64 else "few"]
         return 1 / tile.columns - tile.warps / 10**6
 
     shapes, dtypes = ["64,32,4,2", "32,32,4,2"], ["bfloat16", "mxfp4"]
@@ -231,7 +230,8 @@ def test_the_fastest_tiles_are_kept_for_the_devices_servers(
     assert all(entry["share"] < 1 for entry in entries)
     for coding in (Coding.BFLOAT16, Coding.MXFP4):
         tiles = tiles_of("interpreted", coding)
-        assert (tiles.few.columns, tiles.few.warps, tiles.many.columns) == (128, 8, 128)
+        few, many = tiles["few"], tiles["many"]
+        assert (few.columns, few.warps, many.columns) == (128, 8, 128)
     form = source_form(TINY)
     kernel = interpreted_kernel()([form], KernelSpec(torch.bfloat16))
     assert kernel.tiles == tiles_of("interpreted", Coding.BFLOAT16)
@@ -243,19 +243,18 @@ def test_a_tile_that_does_not_fit_is_skipped(
     tuned: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where it fits one of two batch sizes only."""
-    from expert_server.kernels.gpu.tiles import Coding, Tile, candidates
-    from expert_server.kernels.gpu.tuned import tiles_of
+    from expert_server.kernels.gpu.tiles import Coding, Tile, candidates, tiles_of
 
-    monkeypatch.setattr("expert_server.kernels.gpu.tiles.is_many", lambda _rows, _experts: False)
+    monkeypatch.setattr("expert_server.kernels.gpu.tiles.bucket_of", lambda _rows, _experts: "few")
     fitting = candidates(Coding.BFLOAT16)["few"][1]
 
     def seconds(kernel: Any, tokens: int) -> float:
-        if kernel.tiles.few != fitting and tokens > 1:
+        if kernel.tiles["few"] != fitting and tokens > 1:
             raise RuntimeError("OutOfResources: out of resource: shared memory")
         return 1.0
 
     (entry,), lines = tuned(seconds, shapes=["64,32,4,2"], tokens="1,2", dtypes=["bfloat16"])
-    assert Tile(**entry["tile"]) == fitting == tiles_of("interpreted", Coding.BFLOAT16).few
+    assert Tile(**entry["tile"]) == fitting == tiles_of("interpreted", Coding.BFLOAT16)["few"]
     skipped = [line for line in lines if "skips" in line]
     assert len(skipped) == len(candidates(Coding.BFLOAT16)["few"]) - 1
     assert "for few rows: OutOfResources: out of resource: shared memory" in skipped[0]

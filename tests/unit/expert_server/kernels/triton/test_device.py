@@ -17,8 +17,8 @@ from eaas.checkpoint.pieces import PIECE_BYTES
 from eaas.errors import CheckpointError, ConfigError, DeviceFullError, DeviceLostError
 from expert_layers import FORMS, batch, expert, in_slots
 from expert_server.kernels import KernelSpec
+from expert_server.kernels.gpu.device import Uploads
 from expert_server.kernels.gpu.memory import memory_limit, taken
-from expert_server.kernels.gpu.uploads import Uploads
 from expert_server.kernels.trial import ExpertSizes
 from fake_device import FakeDevice, Waits
 from interpreted_triton import interpreted_kernel, needs_triton, round_rows_alike
@@ -178,7 +178,7 @@ def test_the_host_fills_one_buffer_while_the_device_reads_the_other(nbytes: int)
     uploads = Uploads(device)
     sent = torch.randint(0, 256, (nbytes,), dtype=torch.uint8)
     source = sent.clone()
-    with device.loading():
+    with uploads.load():
         to = device.empty(nbytes, dtype=torch.uint8)
         uploads.write(to, source)
         source.zero_()
@@ -259,7 +259,7 @@ def test_code_that_does_not_fit_the_device_fails_its_batch_only(kernel, monkeypa
     """The loop refuses a batch whose kernel raises RuntimeError."""
     from triton.runtime.errors import OutOfResources
 
-    from expert_server.kernels.gpu import kernel as module
+    from expert_server.kernels.gpu import launches
 
     one = some_batch(5)
 
@@ -268,7 +268,7 @@ def test_code_that_does_not_fit_the_device_fails_its_batch_only(kernel, monkeypa
             raise OutOfResources(300_000, 232_448, "shared memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "up_product", Large())
+        patch.setattr(launches, "product", Large())
         with pytest.raises(RuntimeError, match=r"OutOfResources: .*shared memory"):
             kernel(*one, 0)
     assert kernel(*one, 0).isfinite().all()
@@ -374,13 +374,17 @@ def test_the_fake_device_notices_waits_reads_and_early_changes() -> None:
             wait(torch.tensor([0, 3, -1]))
         assert waits.names
     device = FakeDevice()
+
+    def change_early() -> None:
+        with device.batch():
+            buffer = device.pinned(16).zero_()
+            device.copy(device.empty(16, dtype=torch.uint8), buffer)
+            buffer.fill_(1)
+
+    with pytest.raises(AssertionError, match="before the device had read it"):
+        change_early()
     with device.batch():
         out = device.empty(4, dtype=torch.float32) + 1
-        buffer = device.pinned(16).zero_()
-        device.copy(device.empty(16, dtype=torch.uint8), buffer)
-        buffer.fill_(1)
-        with pytest.raises(AssertionError, match="before the device had read it"):
-            device.finish()
     for read in (
         lambda out: out.numpy(),
         lambda out: out.cpu(),

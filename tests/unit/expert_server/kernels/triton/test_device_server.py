@@ -40,7 +40,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     device = FakeDevice(free=10**9)
     interpreted_kernel()
-    monkeypatch.setattr("expert_server.kernels.gpu.cuda.find_device", lambda _name: device)
+    monkeypatch.setattr("expert_server.kernels.gpu.device.find_device", lambda _name: device)
     return device
 
 

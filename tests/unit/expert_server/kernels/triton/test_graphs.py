@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,8 +10,7 @@ import torch
 
 from expert_layers import FORMS, batch, expert
 from expert_server.kernels import KernelSpec
-from expert_server.kernels.gpu import graphs
-from expert_server.kernels.gpu.tiles import Tile, Tiles
+from expert_server.kernels.gpu.tiles import bucket_of
 from fake_device import FakeDevice
 from interpreted_triton import interpreted_kernel, needs_triton
 
@@ -124,7 +122,7 @@ def test_loads_and_unloads_need_no_new_capture_and_layers_share_one(made: Any) -
 def test_other_tiles_are_another_graph(both: Both) -> None:
     both.check([[0]])
     tiles = both.graphs.tiles
-    both.graphs.tiles = replace(tiles, few=tiles.many)
+    both.graphs.tiles = {**tiles, "few": tiles["many"]}
     both.check([[0]])
     assert both.counted() == (2, 2)
 
@@ -163,8 +161,8 @@ def test_experts_come_and_go_while_graphs_compute_others(both: Both) -> None:
 
 
 def test_large_batches_and_too_many_sizes_are_launched_as_before(both, monkeypatch) -> None:
-    monkeypatch.setattr(graphs, "_MOST_TOKENS", 8)
-    monkeypatch.setattr(graphs, "_MOST_GRAPHS", 2)
+    monkeypatch.setattr("expert_server.kernels.gpu.graphs._MOST_TOKENS", 8)
+    monkeypatch.setattr("expert_server.kernels.gpu.graphs._MOST_GRAPHS", 2)
     both.check([[0]] * 9)
     assert both.counted() == (0, 0)
     for tokens in (1, 2, 4, 8, 2):
@@ -190,16 +188,15 @@ def test_a_size_whose_graph_does_not_fit_computes_without(both, monkeypatch, cap
 def test_the_tile_follows_from_the_table_not_from_its_padding(both: Both) -> None:
     """A batch with a graph takes the tile that a trial with few experts and the benchmark measure."""
     chosen = []
-    choose = Tiles.choose
 
-    def note(tiles: Tiles, rows: int, experts: int) -> Tile:
-        chosen.append((experts, choose(tiles, rows, experts) is tiles.many))
-        return choose(tiles, rows, experts)
+    def note(rows: int, experts: int) -> str:
+        chosen.append((experts, bucket_of(rows, experts)))
+        return chosen[-1][1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Tiles, "choose", note)
+        patch.setattr("expert_server.kernels.gpu.kernel.bucket_of", note)
         both.check([[0]] * 64)
-    assert set(chosen) == {(2, True)}
+    assert set(chosen) == {(2, "many")}
 
 
 def test_a_device_that_cannot_capture_computes_all_the_same(both, monkeypatch, caplog) -> None:

@@ -1,17 +1,24 @@
 """Tiles: measured ones in the user's cache, and rows grouped by expert and divided into tiles."""
 
-import dataclasses
 import json
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from expert_server.kernels.gpu.grouping import group_rows, most_tiles
-from expert_server.kernels.gpu.tiles import TILES, Coding, Tile, candidates, is_many
-from expert_server.kernels.gpu.tuned import keep_tiles, tiles_of, tuned_path
+from expert_server.kernels.gpu.tiles import (
+    TILES,
+    Coding,
+    bucket_of,
+    candidates,
+    keep_tiles,
+    tiles_of,
+    tuned_path,
+)
+from interpreted_triton import interpreted_kernel, needs_triton
 
 DEVICE = "NVIDIA H100 80GB HBM3"
 
@@ -31,16 +38,15 @@ def test_without_a_file_the_codes_tiles_are_used(caplog: pytest.LogCaptureFixtur
 def test_measured_tiles_are_those_of_their_device_and_weights(cache: Path) -> None:
     few = candidates(Coding.FP8)["few"][-1]
     many = candidates(Coding.MXFP4)["many"][-1]
-    path = keep_tiles(DEVICE, {Coding.FP8: {"few": few}})
+    path = keep_tiles(DEVICE, Coding.FP8, {"few": few})
     assert path == cache / "eaas/tiles/NVIDIA-H100-80GB-HBM3.json" == tuned_path(DEVICE)
-    keep_tiles(DEVICE, {Coding.MXFP4: {"many": many}})
-    assert tiles_of(DEVICE, Coding.FP8) == dataclasses.replace(TILES[Coding.FP8], few=few)
-    assert tiles_of(DEVICE, Coding.MXFP4) == dataclasses.replace(TILES[Coding.MXFP4], many=many)
+    keep_tiles(DEVICE, Coding.MXFP4, {"many": many})
+    assert tiles_of(DEVICE, Coding.FP8) == TILES[Coding.FP8] | {"few": few}
+    assert tiles_of(DEVICE, Coding.MXFP4) == TILES[Coding.MXFP4] | {"many": many}
     other = candidates(Coding.FP8)["many"][-1]
-    keep_tiles(DEVICE, {Coding.FP8: {"many": other}, Coding.BFLOAT16: {}})
-    assert tiles_of(DEVICE, Coding.FP8) == dataclasses.replace(
-        TILES[Coding.FP8], few=few, many=other
-    )
+    keep_tiles(DEVICE, Coding.FP8, {"many": other})
+    keep_tiles(DEVICE, Coding.BFLOAT16, {})
+    assert tiles_of(DEVICE, Coding.FP8) == {"few": few, "many": other}
     assert tiles_of(DEVICE, Coding.BFLOAT16) == TILES[Coding.BFLOAT16]
     assert tiles_of("NVIDIA A100", Coding.FP8) is TILES[Coding.FP8]
     assert [each.name for each in path.parent.iterdir()] == [path.name]
@@ -74,8 +80,8 @@ def test_an_unusable_file_is_named_and_replaced(content, caplog) -> None:
     assert tiles_of(DEVICE, Coding.FP8) is TILES[Coding.FP8]
     assert f"{path}: tiles are not used" in caplog.text
     tile = candidates(Coding.FP8)["few"][1]
-    keep_tiles(DEVICE, {Coding.FP8: {"few": tile}})
-    assert tiles_of(DEVICE, Coding.FP8).few == tile
+    keep_tiles(DEVICE, Coding.FP8, {"few": tile})
+    assert tiles_of(DEVICE, Coding.FP8)["few"] == tile
 
 
 @given(st.sampled_from(Coding), st.data())
@@ -83,27 +89,34 @@ def test_all_tiles_of_a_coding_add_up_in_one_order(coding: Coding, data: st.Data
     """The inputs of a step are no part of what is measured or kept."""
     allowed = candidates(coding)
     measured = {bucket: data.draw(st.sampled_from(tiles)) for bucket, tiles in allowed.items()}
-    path = keep_tiles(DEVICE, {coding: measured})
-    tiles = tiles_of(DEVICE, coding)
-    assert (tiles.step, tiles.few, tiles.many) == (TILES[coding].step, *measured.values())
-    assert "step" not in json.loads(path.read_text())[coding.name]
-    assert allowed["few"][0] == TILES[coding].few
-    assert allowed["many"][0] == TILES[coding].many
+    path = keep_tiles(DEVICE, coding, measured)
+    assert tiles_of(DEVICE, coding) == measured
+    assert json.loads(path.read_text())[coding.name].keys() == measured.keys()
+    assert {bucket: tiles[0] for bucket, tiles in allowed.items()} == TILES[coding]
 
 
 def test_the_bucket_of_a_batch() -> None:
-    tiles = dataclasses.replace(TILES[Coding.FP8], many=Tile(128, 64, 8, 3))
     for rows in (1, 255, 256, 5000):
-        assert (tiles.choose(rows, 8) == tiles.many) == is_many(rows, 8) == (rows >= 256)
+        assert bucket_of(rows, 8) == ("many" if rows >= 256 else "few")
 
 
+@pytest.fixture(scope="module")
+def launches() -> ModuleType:
+    interpreted_kernel()
+    from expert_server.kernels.gpu import launches
+
+    return launches
+
+
+@needs_triton
 @given(
     ids=st.lists(st.integers(-1, 6), max_size=200),
     tile_rows=st.sampled_from([1, 4, 16, 64]),
     extra=st.integers(0, 3),
 )
-def test_every_row_is_in_one_tile_of_its_expert(ids: list[int], tile_rows: int, extra: int) -> None:
-    groups = group_rows(torch.tensor(ids, dtype=torch.int32).view(-1, 1), 7 + extra, tile_rows)
+def test_every_row_is_in_one_tile_of_its_expert(launches, ids, tile_rows, extra) -> None:
+    ids_TK = torch.tensor(ids, dtype=torch.int32).view(-1, 1)
+    groups = launches.group_rows(ids_TK, 7 + extra, tile_rows)
     order = groups.order.tolist()
     assert sorted(order) == list(range(len(ids)))
     found = []
@@ -119,15 +132,17 @@ def test_every_row_is_in_one_tile_of_its_expert(ids: list[int], tile_rows: int, 
     )
 
 
+@needs_triton
 @given(
     counts=st.lists(st.integers(0, 70), min_size=1, max_size=20),
     tile_rows=st.sampled_from([1, 16, 64]),
 )
-def test_the_grid_is_large_enough(counts: list[int], tile_rows: int) -> None:
+def test_the_grid_is_large_enough(launches, counts: list[int], tile_rows: int) -> None:
     needed = sum(-(-count // tile_rows) for count in counts)
-    assert needed <= most_tiles(sum(counts), len(counts), tile_rows)
+    assert needed <= launches.most_tiles(sum(counts), len(counts), tile_rows)
 
 
-def test_the_grid_of_a_small_batch_has_a_tile_for_each_row() -> None:
-    assert most_tiles(8, 128, 16) == 8
-    assert most_tiles(0, 128, 16) == 0
+@needs_triton
+def test_the_grid_of_a_small_batch_has_a_tile_for_each_row(launches: ModuleType) -> None:
+    assert launches.most_tiles(8, 128, 16) == 8
+    assert launches.most_tiles(0, 128, 16) == 0
