@@ -58,10 +58,7 @@ class BatchMemory:
 
 
 class Batches:
-    """Copies of the thread that computes.
-
-    Args:
-        device: The device.
+    """Copies to and from a device, of the thread that computes.
 
     Attributes:
         is_pinned: Whether the slots' memory is page-locked.

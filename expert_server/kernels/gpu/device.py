@@ -237,11 +237,7 @@ def find_device(name: str) -> Device:
 
 
 class Uploads:
-    """Copies of a loading thread through two buffers: the device reads one, while the host fills the other.
-
-    Args:
-        device: The device.
-    """
+    """Copies of a loading thread, through two buffers: the device reads one, the host fills the other."""
 
     def __init__(self, device: Device) -> None:
         self.device = device

@@ -33,11 +33,7 @@ _MOST_GRAPHS = 64
 
 
 class Graphs:
-    """The graphs of a device, for the thread that computes.
-
-    Args:
-        device: The device.
-    """
+    """The graphs of a device, for the thread that computes."""
 
     def __init__(self, device: Device) -> None:
         self._device = device

@@ -97,7 +97,6 @@ def _add(
     addresses. channel: of the matrix.
     """
     dtype: tl.constexpr = x_ptrs.dtype.element_ty
-    x = tl.load(x_ptrs + at, mask=live[:, None], other=0.0)
     if CODING == _MXFP4:
         tl.static_assert(STEP == _INNER)
         codes_ptrs = tl.multiple_of((matrix_at + at // 2).to(tl.pointer_type(tl.uint8)), 16)
@@ -109,10 +108,12 @@ def _add(
         high_scale = tl.load(scales_ptrs + channels, mask=is_channel, other=127)
         low = _e2m1_values(codes & 15) * _e8m0_values(low_scale)[None, :]
         high = _e2m1_values(codes >> 4) * _e8m0_values(high_scale)[None, :]
+        x_low = tl.load(x_ptrs + at, mask=live[:, None], other=0.0)
         x_high = tl.load(x_ptrs + (at + _HALF), mask=live[:, None], other=0.0)
-        total = _dot(x, _narrow(low, dtype), total)
+        total = _dot(x_low, _narrow(low, dtype), total)
         return _dot(x_high, _narrow(high, dtype), total)
     else:
+        x = tl.load(x_ptrs + at, mask=live[:, None], other=0.0)
         k = tl.arange(0, STEP)
         offsets = channel[None, :].to(tl.int64) * inner + (k[:, None] + at)
         if CODING == _FP8:
@@ -139,13 +140,8 @@ def _sigmoid(x):
 
 @triton.jit
 def _activate(
-    gate,
-    up,
-    KIND: tl.constexpr,
-    HAS_GATE: tl.constexpr,
-    ALPHA: tl.constexpr,
-    LIMIT: tl.constexpr,
-):
+    gate, up, KIND: tl.constexpr, HAS_GATE: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr
+):  # fmt: skip
     """The formulas of `ActivationKind`; comparisons keep NaN, as minima and maxima would not."""
     if KIND == _CLAMPED_SWIGLU:
         gate = tl.where(gate > LIMIT, LIMIT, gate)
