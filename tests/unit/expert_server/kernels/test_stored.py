@@ -131,6 +131,19 @@ def test_a_matrix_of_another_format(isa, wanted, given) -> None:
             assert str(given) in str(caught.value)
 
 
+@pytest.mark.parametrize("isa", ["", "triton"])
+def test_a_matrix_with_a_scale_per_channel_among_groups(isa: str) -> None:
+    kernel, other = (
+        Candidate(KernelSpec(torch.bfloat16, stored=StoredFormat(FP8, group)), isa)
+        for group in (128, 0)
+    )
+    weights = other.weights(FORMS["swiglu"], 300, 130, torch.Generator().manual_seed(0))
+    with layer(kernel, "swiglu", 300, 130, 0) as both:
+        both.kernel.load(0, 0, weights)
+        both.reference.load(0, 0, weights)
+        assert both.error(*kernel.batch(3, 300, [0, 0, 0], 1)) < BOUND[torch.bfloat16]
+
+
 @pytest.mark.parametrize(
     ("isa", "spec", "why"),
     [
