@@ -43,6 +43,7 @@ from expert_server.experts.placements import PlacementHandler
 from expert_server.experts.store import ExpertStore, naming_expert
 from expert_server.kernels import ExpertKernel, Quantization
 from expert_server.kernels.choose import ExpertSizes, choose_kernel
+from expert_server.kernels.panels import is_decoded
 from expert_server.kernels.quantize import quantization_error
 from expert_server.kernels.slot_kernel import SlotKernel
 from expert_server.kernels.spec import spec_of
@@ -453,7 +454,8 @@ def _describe(kernel: ExpertKernel, reader: ExpertReader) -> str:
         dtype += f" for {str(reader.dtype).removeprefix('torch.')}"
     line = f"{kernel.name} ({', '.join(filter(None, (dtype, kernel.isa)))})"
     if kernel.spec.stored is not None:
-        return f"{line}; weights as stored: {kernel.spec.stored}"
+        how = "as stored" if is_decoded(kernel.spec.stored.format) else "converted on loading"
+        return f"{line}; weights {how}: {kernel.spec.stored}"
     quantization = kernel.spec.quantization
     if quantization is Quantization.NONE:
         return line

@@ -6,10 +6,8 @@ tensors of each published format; an expert server packs them for its kernel wit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from enum import StrEnum
-from functools import cache
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from eaas.errors import CorruptShardError
@@ -17,33 +15,77 @@ from eaas.errors import CorruptShardError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DAMAGED", "QuantizedMatrix", "WeightFormat", "concatenate"]
+__all__ = [
+    "DAMAGED",
+    "FP8",
+    "INT4",
+    "INT8",
+    "INTEGERS",
+    "MXFP4",
+    "QuantizedMatrix",
+    "WeightFormat",
+    "concatenate",
+]
 
 DAMAGED = "if the shard is not as published (SHA-256), download it again, else use another version"
 """Remedy for numbers that no weight has: this copy is damaged, or was published so."""
 
 
-class WeightFormat(StrEnum):
-    """Format of the codes of a quantised matrix."""
+@dataclass(frozen=True)
+class WeightFormat:
+    """Format of the codes of a quantised matrix; all that Python code tells of it.
 
-    FP8 = "fp8"  # e4m3
-    MXFP4 = "mxfp4"  # e2m1, a power of two (e8m0) for 32 inputs
-    INT8 = "int8"
-    INT4 = "int4"
+    Attributes:
+        name: An expert server's compiled kernel decodes codes of this name in registers (`native/codes.h`).
+            Codes of others become floats as the server loads them.
+        bits: Bits of a code, 4 or 8.
+        decode: Codes, uint8, -> their values without scale and zero, float32 of the same shape.
+        zero: Code of 0 in a matrix without zero points. Codes of integers are unsigned: it is their middle.
+        nans: Codes that are not a number.
+        has_exponents: Whether scales are powers of two, given by their exponents (uint8, e8m0).
+    """
+
+    name: str
+    bits: int
+    decode: Callable[[torch.Tensor], torch.Tensor] = field(repr=False)
+    zero: int = 0
+    nans: tuple[int, ...] = ()
+    has_exponents: bool = False
+
+    def __str__(self) -> str:
+        return self.name
 
     @property
-    def bits(self) -> int:
-        """Bits of a code."""
-        return 4 if self in (WeightFormat.MXFP4, WeightFormat.INT4) else 8
-
-    @property
-    def zero(self) -> int:
-        """Code of 0 in a matrix without zero points: codes of integers are unsigned."""
-        return {WeightFormat.INT8: 128, WeightFormat.INT4: 8}.get(self, 0)
+    def is_integer(self) -> bool:
+        """Whether codes are integers, which may have zero points."""
+        return self.zero > 0
 
 
-# Values of the 4-bit codes e2m1 (OCP Microscaling Formats 1.0, 5.3.3); the upper half is negative.
-_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+def _integers(codes: torch.Tensor) -> torch.Tensor:
+    return codes.float()
+
+
+def _e4m3(codes: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    return codes.view(torch.float8_e4m3fn).float()
+
+
+def _e2m1(codes: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    # OCP Microscaling Formats 1.0, 5.3.3. The upper half of the codes is negative.
+    values = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    return torch.cat((values, -values))[codes.long()]
+
+
+FP8 = WeightFormat("fp8", 8, _e4m3, nans=(0x7F, 0xFF))
+MXFP4 = WeightFormat("mxfp4", 4, _e2m1, has_exponents=True)
+INT8 = WeightFormat("int8", 8, _integers, zero=128)
+INT4 = WeightFormat("int4", 4, _integers, zero=8)
+INTEGERS = {code.bits: code for code in (INT4, INT8)}
+"""By their bits."""
+
 _E8M0_NAN = 255
 
 
@@ -58,7 +100,7 @@ class QuantizedMatrix:
         inputs: K.
         group: Inputs per scale; K if a channel has one scale. The last group may be shorter.
         codes: uint8, (N, K), or (N, ceil(K / 2)) for 4 bits: input 2i is in the lower half of byte i.
-        scales: (N, G): float32, or the exponents (uint8, e8m0) of MXFP4.
+        scales: (N, G): float32, or exponents (uint8, e8m0) if the format has them.
         zeros: uint8 (N, G), or None: `format.zero` everywhere. Integers only.
         order: int64 (K): the input that column k of the codes belongs to (GPTQ's `desc_act`). None: k.
     """
@@ -89,27 +131,18 @@ class QuantizedMatrix:
         Raises:
             CorruptShardError: One is NaN or infinite; names the tensor.
         """
-        if self.format is WeightFormat.MXFP4:
+        if self.format.has_exponents:
             is_number = bool((self.scales != _E8M0_NAN).all())
         else:
             is_number = bool(self.scales.isfinite().all())
         if not is_number:
             raise CorruptShardError(f"{name}: a scale is NaN or infinite: {DAMAGED}")
-        if self.format is WeightFormat.FP8 and bool(((self.codes & 0x7F) == 0x7F).any()):
+        if any(bool((self._unpacked() == code).any()) for code in self.format.nans):
             raise CorruptShardError(f"{name}: a weight is NaN: {DAMAGED}")
 
     def values(self) -> torch.Tensor:
         """Return the codes' values without scale and zero: float32 (N, K), in the order of the codes."""
-        import torch
-
-        if self.format is WeightFormat.FP8:
-            return self.codes.view(torch.float8_e4m3fn).float()
-        if self.format.bits == 8:
-            return self.codes.float()
-        codes_NK = torch.stack((self.codes & 15, self.codes >> 4), 2).flatten(1)[:, : self.inputs]
-        if self.format is WeightFormat.MXFP4:
-            return _e2m1()[codes_NK.long()]
-        return codes_NK.float()
+        return self.format.decode(self._unpacked())
 
     def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return the weights (N, K), computed in float32 (float64, if that is the dtype) and rounded once."""
@@ -128,10 +161,18 @@ class QuantizedMatrix:
         zeros = None if self.zeros is None else self.zeros[rows]
         return replace(self, codes=self.codes[rows], scales=self.scales[rows], zeros=zeros)
 
+    def _unpacked(self) -> torch.Tensor:
+        """The codes, a byte each: uint8 (N, K)."""
+        import torch
+
+        if self.format.bits == 8:
+            return self.codes
+        return torch.stack((self.codes & 15, self.codes >> 4), 2).flatten(1)[:, : self.inputs]
+
     def _scales(self, dtype: torch.dtype) -> torch.Tensor:
         import torch
 
-        if self.format is not WeightFormat.MXFP4:
+        if not self.format.has_exponents:
             return self.scales.to(dtype)
         # The exponents of a float32; 2^-127 is subnormal.
         bits = (self.scales.to(torch.int32) << 23).where(self.scales != 0, 1 << 22)
@@ -176,10 +217,3 @@ def concatenate(parts: Sequence[QuantizedMatrix]) -> QuantizedMatrix:
         scales=torch.cat([each.scales for each in parts]),
         zeros=zeros,
     )
-
-
-@cache
-def _e2m1() -> torch.Tensor:
-    import torch
-
-    return torch.tensor([*_E2M1, *(-value for value in _E2M1)])

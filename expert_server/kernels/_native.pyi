@@ -1,6 +1,7 @@
 """Types of the compiled module (`native/module.c`)."""
 
 Pool = object
+Layer = tuple[int, Pool | None, int, int, int, int, tuple[int, bool, float, float], int]
 
 def create_pool(threads: int, learns: bool = False, /) -> Pool: ...
 def kinds() -> list[tuple[int, str, int, int]]: ...
@@ -15,13 +16,7 @@ def scratch_bytes(
     /,
 ) -> int: ...
 def run(
-    kind: int,
-    pool: Pool | None,
-    experts: int,
-    num_experts: int,
-    hidden: int,
-    intermediate: int,
-    activation: tuple[int, bool, float, float],
+    layer: Layer,
     x: tuple[int, int],
     ids: tuple[int, bool],
     scores: int,
@@ -29,22 +24,9 @@ def run(
     top_k: int,
     out: int,
     scratch: int,
-    counts: int,
     /,
 ) -> int: ...
-def prepare(
-    kind: int,
-    pool: Pool | None,
-    experts: int,
-    num_experts: int,
-    hidden: int,
-    intermediate: int,
-    activation: tuple[int, bool, float, float],
-    scratch: tuple[int, int],
-    counts: int,
-    kept: object,
-    /,
-) -> object: ...
+def prepare(layer: Layer, scratch: tuple[int, int], kept: object, /) -> object: ...
 def read(pool: Pool | None, address: int, nbytes: int, /) -> None: ...
 def pack(rows: int, stride: int, n: int, words: int, out: int, panel_words: int, /) -> None: ...
 def pack_quantized(
@@ -59,5 +41,5 @@ def pack_quantized(
     panel_words: int,
     /,
 ) -> bool: ...
-def formats() -> dict[str, int]: ...
+def formats() -> list[tuple[str, int, bool, bool]]: ...
 def panel_bytes(format: int, inputs: int, /) -> int: ...

@@ -133,12 +133,7 @@ class NativeKernel(ExpertKernel):
         size = (*table.size, tokens, top_k, len(table.experts))
         self._reserve(_native.scratch_bytes(self._kind, self.spec.threads, *size), tokens, hidden)
         missing = _native.run(
-            self._kind,
-            self._pool,
-            table.address,
-            len(table.experts),
-            *table.size,
-            self._activation(layer),
+            self._common(layer, table),
             (x_TH.data_ptr(), _FORMATS[x_TH.dtype]),
             (ids_TK.data_ptr(), ids_TK.dtype is torch.int64),
             scores_TK.data_ptr(),
@@ -146,7 +141,6 @@ class NativeKernel(ExpertKernel):
             top_k,
             self._out_TH.data_ptr(),
             self._scratch.data_ptr(),
-            self._counts(layer),
         )
         if missing != -1:
             raise self._not_held(layer, missing)
@@ -182,24 +176,17 @@ class NativeKernel(ExpertKernel):
             except OSError:
                 return None
         scratch = self._direct_scratch
-        return _native.prepare(
-            self._kind,
-            self._pool,
-            table.address,
-            len(table.experts),
-            *table.size,
-            self._activation(layer),
-            (scratch.data_ptr(), scratch.nbytes),
-            self._counts(layer),
-            (table, scratch, self._counts_LX),
-        )
+        owners = (table, scratch, self._counts_LX)
+        place = scratch.data_ptr(), scratch.nbytes
+        return _native.prepare(self._common(layer, table), place, owners)
 
-    def _activation(self, layer: int) -> tuple[int, bool, float, float]:
-        activation = self._activations[self.forms[layer]]
-        return activation.kind, activation.has_gate, activation.alpha, activation.limit
-
-    def _counts(self, layer: int) -> int:
-        return 0 if self._counts_LX is None else int(self._counts_LX[layer].ctypes.data)
+    def _common(self, layer: int, table: _Table) -> _native.Layer:
+        """What all calls of a layer have in common."""
+        form = self._activations[self.forms[layer]]
+        activation = form.kind, form.has_gate, form.alpha, form.limit
+        counts = 0 if self._counts_LX is None else int(self._counts_LX[layer].ctypes.data)
+        experts = table.address, len(table.experts)
+        return self._kind, self._pool, *experts, *table.size, activation, counts
 
     def _reserve(self, scratch_bytes: int, tokens: int, hidden: int) -> None:
         """Grow scratch and result memory of all calls, by more than needed, so that later ones rarely do."""

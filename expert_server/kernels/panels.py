@@ -7,7 +7,7 @@ channels, K inputs.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.nn import functional
@@ -20,26 +20,13 @@ from expert_server.kernels import _native
 from expert_server.kernels.activation import Activation
 from expert_server.kernels.kernel import KernelSpec, Quantization, UnsupportedError
 from expert_server.kernels.matrices import Matrix, check_format, rows_of, split_gate
-from expert_server.kernels.quantize import quantize
+from expert_server.kernels.quantize import QUANTIZED, quantize
 from expert_server.weights.weights import ExpertWeights
 
-__all__ = ["PackedExpert", "pack_expert", "panel_format"]
+__all__ = ["PackedExpert", "is_decoded", "pack_expert", "panel_format"]
 
 _PANEL, _WORD_BYTES = 16, 4
-_FORMATS: dict[str, int] = _native.formats()
 _FLOATS = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
-# Format of the codes, inputs that a group must be a multiple of (0: one scale per channel only), whether zero
-# points are possible, whether the scales are bfloat16 -> format of the panels; the first that fits.
-_STORED = (
-    (WeightFormat.FP8, 128, False, False, "fp8"),
-    (WeightFormat.MXFP4, 32, False, False, "mxfp4"),
-    (WeightFormat.INT4, 128, True, False, "int4"),
-    (WeightFormat.INT4, 32, False, True, "int4 in groups, bfloat16 scales"),
-    (WeightFormat.INT4, 32, True, False, "int4 in groups"),
-    (WeightFormat.INT8, 0, False, False, "int8"),
-    (WeightFormat.INT8, 128, False, False, "int8 in groups"),
-    (WeightFormat.INT8, 128, True, False, "int8 with zero points"),
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,26 +49,30 @@ class PackedExpert:
         return self.memory.nbytes
 
 
+def is_decoded(weights: WeightFormat) -> bool:
+    """Whether the compiled kernel computes from these codes; else they become floats on loading."""
+    return any(code == weights.name for code, *_ in _native.formats())
+
+
 def panel_format(spec: KernelSpec) -> int:
     """Choose the format of an expert's panels (`Format` in native.h).
 
     Raises:
-        UnsupportedError: There is none for the checkpoint's format, or for the dtype.
+        UnsupportedError: There is none for the checkpoint's groups or zero points, or for the dtype.
     """
-    stored = spec.stored
     if spec.dtype not in _FLOATS:
         raise UnsupportedError(f"{spec.dtype} weights: this kernel supports float32 and bfloat16")
-    if stored is None:
-        is_float = spec.quantization is Quantization.NONE
-        return _FORMATS[_FLOATS[spec.dtype] if is_float else spec.quantization]
+    stored = spec.stored or QUANTIZED.get(spec.quantization)
+    if stored is None or not is_decoded(stored.format):
+        return [code for code, *_ in _native.formats()].index(_FLOATS[spec.dtype])
     units = []
-    for weights, unit, may_have_zeros, are_short, name in _STORED:
-        if weights is not stored.format or stored.has_zeros > may_have_zeros:
+    for number, (code, unit, may_have_zeros, are_short) in enumerate(_native.formats()):
+        if code != stored.format.name or stored.has_zeros > may_have_zeros:
             continue
         if are_short and not stored.has_short_scales:
             continue
         if not stored.group or (unit and stored.group % unit == 0):
-            return _FORMATS[name]
+            return number
         units.append(unit)
     if not units:
         raise UnsupportedError(f"{stored}: this kernel has no zero points of {stored.format}")
@@ -180,11 +171,15 @@ class _Packing:
         return part.shape[1] * max(part.itemsize, self.spec.dtype.itemsize)
 
     def _pack_rows(self, part: Matrix, out: int, panel_words: int) -> None:
-        if isinstance(part, torch.Tensor) and self.spec.quantization is Quantization.NONE:
+        if isinstance(part, torch.Tensor) and self.spec.quantization is not Quantization.NONE:
+            part = quantize(part, self.spec.quantization)
+        if isinstance(part, QuantizedMatrix) and not is_decoded(part.format):
+            part.check("an expert")
+            # The order of its inputs is that of the codes.
+            part = replace(part, order=None).dequantize()
+        if isinstance(part, torch.Tensor):
             _pack_floats(part.to(self.spec.dtype), out, panel_words)
             return
-        if isinstance(part, torch.Tensor):
-            part = quantize(part, self.spec.quantization)
         codes, scales = _contiguous(part.codes), _contiguous(part.scales)
         zeros = None if part.zeros is None else _contiguous(part.zeros)
         is_finite = _native.pack_quantized(

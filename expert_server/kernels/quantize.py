@@ -12,19 +12,27 @@ from dataclasses import replace
 import torch
 from torch.nn import functional
 
-from eaas.checkpoint.quantized import QuantizedMatrix, WeightFormat
+from eaas.checkpoint.formats import StoredFormat
+from eaas.checkpoint.formats.codes import join_halves
+from eaas.checkpoint.quantized import INT4, INT8, QuantizedMatrix
 from eaas.errors import CheckpointError
 from expert_server.kernels.kernel import Quantization
 from expert_server.weights.weights import ExpertForm, ExpertWeights
 
 __all__ = [
     "GROUP",
+    "QUANTIZED",
     "fake_quantize",
     "quantization_error",
     "quantize",
 ]
 
 GROUP = 128
+QUANTIZED = {
+    Quantization.INT8: StoredFormat(INT8, 0),
+    Quantization.INT4: StoredFormat(INT4, GROUP),
+}
+"""What float weights become."""
 # Rows are processed in blocks of fewer weights than this. Then scratch memory stays in the cache, and torch
 # uses one thread: threads that synchronise after each small step are slow while the cores compute.
 _BLOCK = 1 << 15
@@ -50,32 +58,21 @@ def quantize(matrix_NK: torch.Tensor, quantization: Quantization) -> QuantizedMa
         CheckpointError: A weight is NaN or infinite; no scale can represent it.
     """
     rows, inputs = matrix_NK.shape
-    groups = 1 if quantization is Quantization.INT8 else -(-inputs // GROUP)
-    weights = WeightFormat(quantization)
+    weights, group = QUANTIZED[quantization].format, QUANTIZED[quantization].group or inputs
     codes = torch.empty(rows, -(-inputs * weights.bits // 8), dtype=torch.uint8)
-    scale_NG = torch.empty(rows, groups)
+    scale_NG = torch.empty(rows, -(-inputs // group))
     rule = _RULES[quantization]
     for block in _blocks(rows, inputs, _BLOCK):
         codes_NK, scale_NG[block] = rule(matrix_NK[block].float().contiguous())
-        codes[block] = _stored(codes_NK, weights)
+        # Signed bytes + 128 overflow to the intended unsigned ones.
+        unsigned_NK = (codes_NK + weights.zero).view(torch.uint8)
+        codes[block] = unsigned_NK if weights.bits == 8 else join_halves(unsigned_NK)
     if not bool(scale_NG.isfinite().all()):
         raise CheckpointError(
             f"weights are NaN or infinite, which {quantization} cannot hold: "
             "serve this checkpoint without quantisation"
         )
-    return QuantizedMatrix(weights, inputs, inputs if groups == 1 else GROUP, codes, scale_NG)
-
-
-def _stored(codes_NK: torch.Tensor, weights: WeightFormat) -> torch.Tensor:
-    """Convert signed codes (int8) to the unsigned ones of a QuantizedMatrix; those of 4 bits share bytes."""
-    # Signed bytes + 128 overflow to the intended unsigned ones.
-    unsigned_NK = (codes_NK + weights.zero).view(torch.uint8)
-    if weights.bits == 8:
-        return unsigned_NK
-    low, high = (
-        functional.pad(unsigned_NK, (0, codes_NK.shape[1] % 2)).view(len(codes_NK), -1, 2).unbind(2)
-    )
-    return low | high << 4
+    return QuantizedMatrix(weights, inputs, group, codes, scale_NG)
 
 
 def fake_quantize(

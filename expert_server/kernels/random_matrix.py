@@ -16,7 +16,6 @@ __all__ = ["random_matrix"]
 
 # A prime, so that rows and columns differ although the codes repeat.
 _CODES = 1_000_003
-_LARGEST_ZERO = {WeightFormat.INT4: 16, WeightFormat.INT8: 255}
 
 
 def random_matrix(
@@ -31,10 +30,11 @@ def random_matrix(
     codes = _codes(stored.format, outputs, inputs, rng)
     zeros = None
     if stored.has_zeros:
-        most = _LARGEST_ZERO[stored.format]
+        # int4 has one more zero point than codes (GPTQ stores them less 1).
+        most = min(1 << stored.format.bits, 255)
         zeros = torch.randint(0, most + 1, (outputs, groups), dtype=torch.uint8, generator=rng)
     size = 1 / (_size(stored) * math.sqrt(inputs))
-    if stored.format is WeightFormat.MXFP4:
+    if stored.format.has_exponents:
         exponent = 127 + round(math.log2(size))
         scales = torch.randint(
             exponent - 1, exponent + 2, (outputs, groups), dtype=torch.uint8, generator=rng
@@ -53,19 +53,15 @@ def _codes(weights: WeightFormat, outputs: int, inputs: int, rng: torch.Generato
     shape = outputs, -(-inputs * weights.bits // 8)
     count = math.prod(shape)
     codes = torch.randint(0, 256, (min(_CODES, count),), dtype=torch.uint8, generator=rng)
-    if weights is WeightFormat.FP8:
-        codes[(codes & 0x7F) == 0x7F] = 0
+    for code in weights.nans:
+        codes[codes == code] = 0
     return codes.repeat(-(-count // max(1, len(codes))))[:count].view(shape)
 
 
 def _size(stored: StoredFormat) -> float:
     """Root mean square of a code's value, without its scale."""
     weights = stored.format
-    if weights is WeightFormat.FP8:
-        codes = torch.arange(256, dtype=torch.uint8)
-        values = codes[(codes & 0x7F) != 0x7F].view(torch.float8_e4m3fn).float()
-        return float(values.square().mean().sqrt())
-    if weights is WeightFormat.MXFP4:
-        return 2.9
-    # The difference of two even distributions, or of one and its middle.
-    return float((1 << weights.bits) / math.sqrt(6 if stored.has_zeros else 12))
+    values = weights.decode(torch.arange(1 << weights.bits, dtype=torch.uint8)) - weights.zero
+    size = float(values[values.isfinite()].square().mean().sqrt())
+    # A code less a zero point: the difference of two even distributions.
+    return size * math.sqrt(2) if stored.has_zeros else size

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from eaas.checkpoint.formats import StoredFormat
-from eaas.checkpoint.quantized import WeightFormat
 from eaas.errors import ConfigError
 from expert_server.kernels.kernel import KernelSpec, Quantization
+from expert_server.kernels.panels import is_decoded
 from expert_server.weights.reader import ExpertReader
 
 __all__ = ["compute_dtype", "spec_of"]
@@ -44,5 +44,5 @@ def compute_dtype(dtype: torch.dtype, stored: StoredFormat | None) -> torch.dtyp
     """
     if dtype is not torch.float16:
         return dtype
-    is_integer = stored is not None and stored.format in (WeightFormat.INT4, WeightFormat.INT8)
+    is_integer = stored is not None and stored.format.is_integer and is_decoded(stored.format)
     return torch.bfloat16 if is_integer else torch.float32

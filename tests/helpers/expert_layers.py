@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from eaas.checkpoint.quantized import WeightFormat
+from eaas.checkpoint.quantized import FP8, INT4, INT8, MXFP4
 from emulated_amx import build, missing
 from expert_server.kernels import (
     ExpertKernel,
@@ -49,14 +49,12 @@ __all__ = [
     "layer",
     "over",
     "relative_error",
-    "stored_expert",
     "swiglu",
 ]
 
 BOUND = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 # Activations of 15 bits, which integers multiply.
 INTEGER_BOUND = 5e-4
-FP8, MXFP4, INT4, INT8 = WeightFormat.FP8, WeightFormat.MXFP4, WeightFormat.INT4, WeightFormat.INT8
 FORMATS = [
     StoredFormat(FP8, 128),
     StoredFormat(FP8, 0),
@@ -192,9 +190,7 @@ class Candidate:
         self, form: ExpertForm, hidden: int, intermediate: int, rng: torch.Generator
     ) -> ExpertWeights:
         """An expert in the format."""
-        if self.spec.stored is None:
-            return expert(form, hidden, intermediate, self.dtype, rng)
-        return stored_expert(self.spec.stored, form, hidden, intermediate, rng)
+        return expert(form, hidden, intermediate, self.dtype, rng, self.spec.stored)
 
     def batch(
         self, tokens: int, hidden: int, ids: Any, top_k: int, seed: int = 0
@@ -274,32 +270,30 @@ def layer(
 
 
 def expert(
-    form: ExpertForm, hidden: int, intermediate: int, dtype: torch.dtype, rng: torch.Generator
+    form: ExpertForm,
+    hidden: int,
+    intermediate: int,
+    dtype: torch.dtype,
+    rng: torch.Generator,
+    stored: StoredFormat | None = None,
 ) -> ExpertWeights:
+    """Random weights: of a format, with biases in float32, or floats of a dtype."""
+
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=rng)
 
     width = 2 * intermediate if form.has_gate else intermediate
+    biases = (normal(width), normal(hidden)) if form.is_transposed else (None, None)
+    if stored is not None:
+        up, down = (
+            random_matrix(stored, *shape, rng)
+            for shape in ((width, hidden), (hidden, intermediate))
+        )
+        return ExpertWeights(up, down, *biases)
     up, down = normal(width, hidden) / hidden**0.5, normal(hidden, intermediate) / intermediate**0.5
     if form.is_transposed:
         up, down = up.t().contiguous(), down.t().contiguous()
-    biases = (normal(width), normal(hidden)) if form.is_transposed else (None, None)
     return ExpertWeights(up, down, *biases).to(dtype)
-
-
-def stored_expert(
-    stored: StoredFormat, form: ExpertForm, hidden: int, intermediate: int, rng: torch.Generator
-) -> ExpertWeights:
-    width = intermediate * (1 + form.has_gate)
-    up_bias, down_bias = (
-        torch.randn(size, generator=rng) if form.is_transposed else None for size in (width, hidden)
-    )
-    return ExpertWeights(
-        random_matrix(stored, width, hidden, rng),
-        random_matrix(stored, hidden, intermediate, rng),
-        up_bias,
-        down_bias,
-    )
 
 
 def batch(

@@ -11,8 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from eaas.checkpoint.formats.codes import group_of, join_halves, number, one_of, unpack_words
-from eaas.checkpoint.formats.stored import Entry, StoredFormat, StoredMatrix, Unreadable, parts_of
-from eaas.checkpoint.quantized import QuantizedMatrix, WeightFormat
+from eaas.checkpoint.formats.stored import StoredFormat, StoredMatrix, Tensors, Unreadable, parts_of
+from eaas.checkpoint.quantized import INT4, QuantizedMatrix
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +24,7 @@ _QWEIGHT = ".qweight"
 _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
-def awq_matrices(config: Mapping[str, Any], tensors: Mapping[str, Entry]) -> Iterator[StoredMatrix]:
+def awq_matrices(config: Mapping[str, Any], tensors: Tensors) -> Iterator[StoredMatrix]:
     """Find the matrices (a `Reader`)."""
     default = "llm-awq" if config.get("backend") == "llm-awq" else "gemm"
     version = one_of(config, ("version", "checkpoint_format", "format"), default)
@@ -46,7 +46,7 @@ def awq_matrices(config: Mapping[str, Any], tensors: Mapping[str, Entry]) -> Ite
         group = group_of(name, inputs, groups, number(config, "group_size", "q_group_size"))
         yield StoredMatrix(
             f"{name}.weight",
-            StoredFormat(WeightFormat.INT4, group, has_zeros=True),
+            StoredFormat(INT4, group, has_zeros=True),
             (rows, inputs),
             parts,
             partial(_assemble, min(group or inputs, inputs)),
@@ -60,9 +60,7 @@ def _assemble(group: int, parts: Mapping[str, torch.Tensor]) -> QuantizedMatrix:
     scales_NG = parts["scales"].t().to(torch.float32).contiguous()
     codes_NK = _channels(parts["qweight"])
     zeros_NG = _channels(parts["qzeros"])
-    return QuantizedMatrix(
-        WeightFormat.INT4, inputs, group, join_halves(codes_NK), scales_NG, zeros_NG
-    )
+    return QuantizedMatrix(INT4, inputs, group, join_halves(codes_NK), scales_NG, zeros_NG)
 
 
 def _channels(words_RW: torch.Tensor) -> torch.Tensor:

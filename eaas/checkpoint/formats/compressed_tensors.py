@@ -22,8 +22,9 @@ from eaas.checkpoint.formats.codes import (
     unpack_words,
 )
 from eaas.checkpoint.formats.fp8 import scaled_matrices
-from eaas.checkpoint.formats.stored import Entry, StoredFormat, StoredMatrix, Unreadable
-from eaas.checkpoint.quantized import QuantizedMatrix, WeightFormat
+from eaas.checkpoint.formats.stored import StoredFormat, StoredMatrix, Tensors, Unreadable
+from eaas.checkpoint.header import TensorEntry
+from eaas.checkpoint.quantized import INTEGERS, QuantizedMatrix, WeightFormat
 
 if TYPE_CHECKING:
     import torch
@@ -32,15 +33,12 @@ __all__ = ["compressed_matrices"]
 
 _FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "dense")
 _PACKED, _WEIGHT = ".weight_packed", ".weight"
-_INTEGERS = {4: WeightFormat.INT4, 8: WeightFormat.INT8}
 # Values of `actorder` with which each input has a group of its own.
 _ORDERED = ("group", "dynamic", True)
 _OPTIONAL = {"zeros": "_zero_point", "groups": "_g_idx", "shape": "_shape"}
 
 
-def compressed_matrices(
-    config: Mapping[str, Any], tensors: Mapping[str, Entry]
-) -> Iterator[StoredMatrix]:
+def compressed_matrices(config: Mapping[str, Any], tensors: Tensors) -> Iterator[StoredMatrix]:
     """Find the matrices (a `Reader`)."""
     schemes: list[Mapping[str, Any]] = list((config.get("config_groups") or {}).values())
     _check(config, schemes)
@@ -77,7 +75,7 @@ def compressed_matrices(
         yield StoredMatrix(
             weight,
             StoredFormat(
-                _INTEGERS[bits],
+                INTEGERS[bits],
                 group,
                 has_zeros="zeros" in parts,
                 has_order="groups" in parts,
@@ -151,7 +149,7 @@ def _names(field: str, target: str, module: str) -> bool:
 
 
 def _bits(
-    key: str, entry: Entry, weights: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
+    key: str, entry: TensorEntry, weights: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
 ) -> int:
     """Return the bits of a code: the stated ones, unless only others fit the zero points or the groups."""
     stated, kind = number(weights, "num_bits"), str(weights.get("type", "int"))
@@ -173,9 +171,9 @@ def _bits(
             return bool(zeros[0] == -(-rows * bits // 32))
         return groups == 1 or (group > 0 and -(-(words * 32 // bits) // group) == groups)
 
-    candidates = [bits for bits in _INTEGERS if fits(bits)]
+    candidates = [bits for bits in INTEGERS if fits(bits)]
     bits = stated if stated in candidates or len(candidates) != 1 else candidates[0]
-    if bits not in _INTEGERS:
+    if bits not in INTEGERS:
         raise Unreadable(f"{key}: int of {bits} bits is not supported (supported: int4, int8)")
     return bits
 
@@ -197,7 +195,7 @@ def _assemble(
     scales_NG = by_channel(parts["scales"], rows, inputs, (1, group))
     group = inputs if scales_NG.shape[1] == 1 else group
     order = input_order(parts["groups"], group) if "groups" in parts else None
-    format = _INTEGERS[bits]
+    format = INTEGERS[bits]
     if is_packed and order is None:
         # Words of consecutive inputs, the first one lowest: the bytes of a matrix.
         codes = stored.contiguous().view(torch.uint8)[:, : -(-inputs * bits // 8)]

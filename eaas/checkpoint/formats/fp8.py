@@ -10,8 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from eaas.checkpoint.formats.codes import block_of, by_channel
-from eaas.checkpoint.formats.stored import Entry, StoredFormat, StoredMatrix, Unreadable
-from eaas.checkpoint.quantized import QuantizedMatrix, WeightFormat
+from eaas.checkpoint.formats.stored import StoredFormat, StoredMatrix, Tensors, Unreadable
+from eaas.checkpoint.quantized import FP8, QuantizedMatrix
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +27,7 @@ _BLOCK = (128, 128)
 _ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO")
 
 
-def fp8_matrices(config: Mapping[str, Any], tensors: Mapping[str, Entry]) -> Iterator[StoredMatrix]:
+def fp8_matrices(config: Mapping[str, Any], tensors: Tensors) -> Iterator[StoredMatrix]:
     """Find the matrices (a `Reader`)."""
     if str(config.get("fmt") or _E4M3[0]).lower() not in _E4M3:
         raise Unreadable(f"fp8 with fmt {config['fmt']!r} is not supported (supported: e4m3)")
@@ -37,9 +37,7 @@ def fp8_matrices(config: Mapping[str, Any], tensors: Mapping[str, Entry]) -> Ite
     yield from scaled_matrices(tensors, block)
 
 
-def modelopt_matrices(
-    config: Mapping[str, Any], tensors: Mapping[str, Entry]
-) -> Iterator[StoredMatrix]:
+def modelopt_matrices(config: Mapping[str, Any], tensors: Tensors) -> Iterator[StoredMatrix]:
     """Find the matrices of ModelOpt's FP8 exports (a `Reader`)."""
     algorithms = [config.get("quant_algo")]
     if algorithms == ["MIXED_PRECISION"]:
@@ -54,7 +52,7 @@ def modelopt_matrices(
     yield from scaled_matrices(tensors, _BLOCK)
 
 
-def scaled_matrices(tensors: Mapping[str, Entry], block: tuple[int, int]) -> Iterator[StoredMatrix]:
+def scaled_matrices(tensors: Tensors, block: tuple[int, int]) -> Iterator[StoredMatrix]:
     """Find e4m3 tensors and their scales; `block`: rows and inputs of a block, (1, 0) if there are none."""
     for name, entry in tensors.items():
         if not entry.dtype.startswith("F8_") or entry.dtype == "F8_E8M0":
@@ -74,7 +72,7 @@ def scaled_matrices(tensors: Mapping[str, Entry], block: tuple[int, int]) -> Ite
             )
         yield StoredMatrix(
             name,
-            StoredFormat(WeightFormat.FP8, used[1]),
+            StoredFormat(FP8, used[1]),
             entry.shape,
             {"codes": name, "scales": scale},
             partial(_assemble, used),
@@ -104,4 +102,4 @@ def _assemble(block: tuple[int, int], parts: Mapping[str, torch.Tensor]) -> Quan
     stored = stored[:, 0, :, 0] if stored.dim() == 4 else stored
     scales = by_channel(stored, rows, inputs, (block[0], block[1] or inputs))
     group = inputs if scales.shape[1] == 1 else block[1]
-    return QuantizedMatrix(WeightFormat.FP8, inputs, group, codes, scales)
+    return QuantizedMatrix(FP8, inputs, group, codes, scales)

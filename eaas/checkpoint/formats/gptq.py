@@ -20,8 +20,8 @@ from eaas.checkpoint.formats.codes import (
     one_of,
     unpack_words,
 )
-from eaas.checkpoint.formats.stored import Entry, StoredFormat, StoredMatrix, Unreadable, parts_of
-from eaas.checkpoint.quantized import QuantizedMatrix, WeightFormat
+from eaas.checkpoint.formats.stored import StoredFormat, StoredMatrix, Tensors, Unreadable, parts_of
+from eaas.checkpoint.quantized import INTEGERS, QuantizedMatrix
 
 if TYPE_CHECKING:
     import torch
@@ -31,14 +31,11 @@ __all__ = ["gptq_matrices"]
 _QWEIGHT = ".qweight"
 # Bits that the tools write.
 _WIDTHS = (2, 3, 4, 8)
-_FORMATS = {4: WeightFormat.INT4, 8: WeightFormat.INT8}
 # The first version stores a zero point less 1, with a borrow from the next one in the word: added to a word.
 _LESS = {"gptq": {4: 0x11111111, 8: 0x01010101}, "gptq_v2": {4: 0, 8: 0}}
 
 
-def gptq_matrices(
-    config: Mapping[str, Any], tensors: Mapping[str, Entry]
-) -> Iterator[StoredMatrix]:
+def gptq_matrices(config: Mapping[str, Any], tensors: Tensors) -> Iterator[StoredMatrix]:
     """Find the matrices (a `Reader`)."""
     version = "marlin" if config.get("is_marlin_format") else "gptq"
     version = one_of(config, ("checkpoint_format", "format"), version)
@@ -62,7 +59,7 @@ def gptq_matrices(
             raise Unreadable(f"{name} has no {name}.g_idx, the order of its inputs (desc_act)")
         shapes = {part: tensors[stored].shape for part, stored in parts.items()}
         bits = _bits(name, rule, number(settings, "bits"), shapes)
-        if entry.dtype != "I32" or bits not in _FORMATS:
+        if entry.dtype != "I32" or bits not in INTEGERS:
             raise Unreadable(
                 f"gptq with {bits} bits in {entry.dtype} ({key}, by {rule}) is not supported "
                 "(supported: 4, 8 in I32)"
@@ -73,7 +70,7 @@ def gptq_matrices(
         yield StoredMatrix(
             f"{name}.weight",
             StoredFormat(
-                _FORMATS[bits],
+                INTEGERS[bits],
                 group,
                 # All files have zero points. Kernels for int4 are not slower with them.
                 has_zeros=bits == 4 or not settings.get("sym"),
@@ -127,7 +124,7 @@ def _assemble(
         codes = unpack_words(words_NW, bits, inputs)[:, order]
         codes = join_halves(codes) if bits == 4 else codes
     return _symmetric(
-        QuantizedMatrix(_FORMATS[bits], inputs, group, codes, scales_NG, zeros_NG, order)
+        QuantizedMatrix(INTEGERS[bits], inputs, group, codes, scales_NG, zeros_NG, order)
     )
 
 

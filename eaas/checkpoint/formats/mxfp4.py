@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from eaas.checkpoint.formats.stored import Entry, StoredFormat, StoredMatrix, Unreadable
-from eaas.checkpoint.quantized import QuantizedMatrix, WeightFormat
+from eaas.checkpoint.formats.stored import StoredFormat, StoredMatrix, Tensors, Unreadable
+from eaas.checkpoint.quantized import MXFP4, QuantizedMatrix
 
 if TYPE_CHECKING:
     import torch
@@ -21,9 +21,7 @@ _GROUP = 32
 _BLOCKS, _SCALES = "_blocks", "_scales"
 
 
-def mxfp4_matrices(
-    config: Mapping[str, Any], tensors: Mapping[str, Entry]
-) -> Iterator[StoredMatrix]:
+def mxfp4_matrices(config: Mapping[str, Any], tensors: Tensors) -> Iterator[StoredMatrix]:
     """Find the matrices (a `Reader`)."""
     for blocks, entry in tensors.items():
         if not blocks.endswith(_BLOCKS):
@@ -39,7 +37,7 @@ def mxfp4_matrices(
             raise Unreadable(f"{scales} is {tensors[scales].shape} instead of {(*outer, groups)}")
         yield StoredMatrix(
             name,
-            StoredFormat(WeightFormat.MXFP4, _GROUP),
+            StoredFormat(MXFP4, _GROUP),
             (*outer, groups * _GROUP),
             {"codes": blocks, "scales": scales},
             _assemble,
@@ -48,4 +46,4 @@ def mxfp4_matrices(
 
 def _assemble(parts: Mapping[str, torch.Tensor]) -> QuantizedMatrix:
     codes = parts["codes"].flatten(1)
-    return QuantizedMatrix(WeightFormat.MXFP4, codes.shape[1] * 2, _GROUP, codes, parts["scales"])
+    return QuantizedMatrix(MXFP4, codes.shape[1] * 2, _GROUP, codes, parts["scales"])

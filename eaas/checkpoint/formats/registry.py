@@ -1,9 +1,13 @@
-"""Finds the matrices that a checkpoint stores quantised, and quantised tensors that no format reads."""
+"""Finds the matrices that a checkpoint stores quantised, and quantised tensors that no format reads.
+
+Other packages add formats by entry points (docs/models.md).
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
+from importlib.metadata import entry_points
 from typing import Any
 
 from eaas.checkpoint.formats.awq import awq_matrices
@@ -12,13 +16,17 @@ from eaas.checkpoint.formats.fp8 import fp8_matrices, modelopt_matrices
 from eaas.checkpoint.formats.gptq import gptq_matrices
 from eaas.checkpoint.formats.mxfp4 import mxfp4_matrices
 from eaas.checkpoint.formats.section import SIDE_FILES, Section, side_section, stated_section
-from eaas.checkpoint.formats.stored import Entry, Reader, StoredMatrix, Unreadable
+from eaas.checkpoint.formats.stored import Reader, StoredMatrix, Tensors, Unreadable
+from eaas.checkpoint.header import TensorEntry
 from eaas.errors import UnsupportedModelError
 from eaas.log import one_line
 
-__all__ = ["find_matrices"]
+__all__ = ["BUILT_IN", "GROUP", "find_matrices"]
 
-_READERS: dict[str, Reader] = {
+GROUP = "eaas.formats"
+"""Entry points of this group are formats of other packages: a `quant_method`, and a `Reader`."""
+
+BUILT_IN: dict[str, Reader] = {
     "fp8": fp8_matrices,
     "mxfp4": mxfp4_matrices,
     "compressed-tensors": compressed_matrices,
@@ -43,7 +51,7 @@ def find_matrices(
     place: Callable[[str], str],
     read: Callable[[str], dict[str, Any]],
     config: Mapping[str, Any],
-    tensors: Mapping[str, Entry],
+    tensors: Tensors,
 ) -> tuple[dict[str, StoredMatrix], Mapping[str, Any]]:
     """Find the quantised matrices of a checkpoint.
 
@@ -74,17 +82,18 @@ def find_matrices(
     return matrices, config
 
 
-def _matrices(file: str, section: Section, tensors: Mapping[str, Entry]) -> dict[str, StoredMatrix]:
+def _matrices(file: str, section: Section, tensors: Tensors) -> dict[str, StoredMatrix]:
     method = section.method
-    if not isinstance(method, str) or method not in _READERS:
-        known = ", ".join(_READERS)
+    reader = _reader(file, method) if isinstance(method, str) else None
+    if reader is None:
+        known = ", ".join(BUILT_IN)
         raise UnsupportedModelError(
             f"{file}: its quantisation names no quant_method (supported: {known}): {_REMEDY}"
             if method is None
             else f"{file}: quantised with {method!r}, which is not supported (supported: {known}): {_REMEDY}"
         )
     try:
-        return {matrix.name: matrix for matrix in _READERS[method](section.fields, tensors)}
+        return {matrix.name: matrix for matrix in reader(section.fields, tensors)}
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         why = f"{error}"
         if not isinstance(error, Unreadable):
@@ -93,7 +102,19 @@ def _matrices(file: str, section: Section, tensors: Mapping[str, Entry]) -> dict
         raise UnsupportedModelError(f"{file}: {why}: {_REMEDY}") from error
 
 
-def _unread(tensors: Mapping[str, Entry], parts: Collection[str]) -> str | None:
+def _reader(file: str, method: str) -> Reader | None:
+    """Find what reads a `quant_method`; None: nothing does."""
+    found = BUILT_IN.get(method)
+    for entry in () if found else entry_points(group=GROUP, name=method):
+        try:
+            found = entry.load()
+        except (ImportError, AttributeError) as error:
+            why = f"{entry.value} cannot be loaded: {one_line(error)}"
+            raise UnsupportedModelError(f"{file}: quantised with {method!r}: {why}") from error
+    return found
+
+
+def _unread(tensors: Tensors, parts: Collection[str]) -> str | None:
     """Return the first tensor of a quantised weight that is no part of a matrix."""
     for name, entry in tensors.items():
         if name in parts:
@@ -112,7 +133,7 @@ def _unread(tensors: Mapping[str, Entry], parts: Collection[str]) -> str | None:
 
 
 def _not_described(
-    place: Callable[[str], str], section: Section | None, name: str, entry: Entry
+    place: Callable[[str], str], section: Section | None, name: str, entry: TensorEntry
 ) -> UnsupportedModelError:
     tensor = f"{place(entry.shard)}: tensor {name} ({entry.dtype})"
     if section is None:

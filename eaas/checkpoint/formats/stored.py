@@ -4,37 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+from eaas.checkpoint.header import TensorEntry
 from eaas.checkpoint.quantized import QuantizedMatrix, WeightFormat
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Entry", "Reader", "StoredFormat", "StoredMatrix", "Unreadable", "parts_of"]
+__all__ = ["Reader", "StoredFormat", "StoredMatrix", "Tensors", "Unreadable", "parts_of"]
+
+
+Tensors = Mapping[str, TensorEntry]
+"""Name -> header entry of every tensor of a checkpoint."""
 
 
 class Unreadable(ValueError):
     """Stored tensors do not make a matrix; says why. The caller names the tensor."""
-
-
-class Entry(Protocol):
-    """A tensor in the header of a shard."""
-
-    @property
-    def shard(self) -> str:
-        """Name of the file."""
-        ...
-
-    @property
-    def dtype(self) -> str:
-        """safetensors' name of the dtype."""
-        ...
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Sizes of all dimensions."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -81,25 +67,16 @@ class StoredMatrix:
     assemble: Callable[[Mapping[str, torch.Tensor]], QuantizedMatrix]
 
 
-class Reader(Protocol):
-    """Finds the matrices of a format among the tensors of a checkpoint."""
+Reader = Callable[[Mapping[str, Any], Tensors], Iterator[StoredMatrix]]
+"""Finds the matrices of a format, from the section that tells it (`quantization_config`) and the tensors.
 
-    def __call__(
-        self, config: Mapping[str, Any], tensors: Mapping[str, Entry]
-    ) -> Iterator[StoredMatrix]:
-        """Yield the matrices.
-
-        Args:
-            config: The section that tells the format, such as `quantization_config` of config.json.
-            tensors: Name -> header entry of every tensor.
-
-        Raises:
-            Unreadable: The section has a variant that is not supported, or tensors that do not fit it.
-        """
-        ...
+Raises Unreadable: the section has a variant that is not supported, or tensors that do not fit it.
+"""
 
 
-def parts_of(module: str, names: tuple[str, ...], tensors: Mapping[str, Entry]) -> dict[str, str]:
+def parts_of(
+    module: str, names: tuple[str, ...], tensors: Mapping[str, TensorEntry]
+) -> dict[str, str]:
     """Return the stored tensors of a module: part -> name. Raises Unreadable if one is missing."""
     parts = {part: f"{module}.{part}" for part in names}
     for name in parts.values():

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from eaas.checkpoint.formats import StoredFormat
-from eaas.checkpoint.quantized import WeightFormat
+from eaas.checkpoint.quantized import FP8, INT4, MXFP4
 from eaas_cli.bench.experts.plan import Shape, compute_dtype
 from expert_server.kernels.kernel import ExpertKernel, KernelSpec, Quantization
 from expert_server.kernels.random_matrix import random_matrix
@@ -183,9 +183,9 @@ def _rng(seed: int) -> torch.Generator:
 
 
 STORED = {
-    "fp8": StoredFormat(WeightFormat.FP8, 128),
-    "mxfp4": StoredFormat(WeightFormat.MXFP4, 32),
-    "int4-g32": StoredFormat(WeightFormat.INT4, 32, has_short_scales=True),
+    "fp8": StoredFormat(FP8, 128),
+    "mxfp4": StoredFormat(MXFP4, 32),
+    "int4-g32": StoredFormat(INT4, 32, has_short_scales=True),
 }
 
 

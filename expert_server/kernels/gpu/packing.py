@@ -18,7 +18,7 @@ import torch
 from torch.nn import functional
 
 from eaas.checkpoint.pieces import PIECE_BYTES, Pause, pieces
-from eaas.checkpoint.quantized import DAMAGED, QuantizedMatrix, WeightFormat
+from eaas.checkpoint.quantized import DAMAGED, FP8, MXFP4, QuantizedMatrix
 from eaas.errors import CorruptShardError
 from expert_server.kernels.activation import Activation
 from expert_server.kernels.gpu.device import Uploads
@@ -32,7 +32,7 @@ __all__ = ["DeviceExpert", "Layout", "check_spec", "pack_expert", "padded"]
 # Sections of a block begin at multiples of this, in bytes.
 _ALIGNMENT = 256
 _FP8_GROUP, _MXFP4_GROUP = 128, 32
-_STORED = {WeightFormat.FP8: Coding.FP8, WeightFormat.MXFP4: Coding.MXFP4}
+_STORED = {FP8: Coding.FP8, MXFP4: Coding.MXFP4}
 _CODE_BYTES = {Coding.BFLOAT16: 2, Coding.FLOAT32: 4, Coding.FP8: 1, Coding.MXFP4: 0.5}
 _E8M0_ONE, _E8M0_NAN = 127, 255
 

@@ -3,9 +3,9 @@
  * With bfloat16 weights, sums stay in their tiles for all of k. Meanwhile what is read next comes into the second
  * cache, a few lines with each step: at some dozens of rows of an expert, memory and tiles take about as long.
  *
- * FP8 and MXFP4 weights become bfloat16 lines, exactly: a section of two panels at a time, in memory that stays in the L1
- * cache while all rows use it. MXFP4 lines have their scales, powers of two. FP8 lines do not: the sum of each segment
- * begins at zero; then it is multiplied by its scales and added to the total.
+ * Narrow floats become bfloat16 lines, exactly: a section of two panels at a time, in memory that stays in the L1 cache
+ * while all rows use it. With exponents (MXFP4) lines have their scales, powers of two. Else (FP8) they do not: the sum of
+ * each segment begins at zero; then it is multiplied by its scales and added to the total.
  */
 #include "native.h"
 
@@ -24,9 +24,8 @@
 #define WIDE_BYTES ((size_t)BLOCK_K * PANEL * 2)
 /* Prefetch distance: the hardware prefetcher stops at each 4 KiB page. */
 #define AHEAD_BYTES 8192
-_Static_assert(BLOCK_K % SEGMENT == 0, "a section has whole segments");
 
-bool amx_works(void) { return can_decode() && CPU_HAS_TILES("amx-bf16"); }
+bool amx_works(void) { return can_decode_pairs() && CPU_HAS_TILES("amx-bf16"); }
 
 /* Tiles 0-3 are sums, 4 and 5 rows of x (the upper and the lower ones), 6 and 7 weights. */
 static void configure_rows(uint8_t upper, uint8_t lower) {
@@ -56,7 +55,7 @@ static Stream stream_of(Region region, int part, int parts, int steps) {
     return (Stream){region.at + begin * LINE_BYTES, region.at + end * LINE_BYTES, each};
 }
 
-AMX static inline __attribute__((always_inline)) void fetch_next(Stream *stream) {
+AMX INLINE void fetch_next(Stream *stream) {
     if (stream->at >= stream->end) return;
     for (int i = 0; i < stream->lines; i++, stream->at += LINE_BYTES) _mm_prefetch(stream->at, _MM_HINT_T1);
 }
@@ -78,9 +77,8 @@ AMX static inline void fetch_tile(const char *at) {
 #define FETCH(p) fetch_tile(w + (p) * panel_bytes + (size_t)step * TILE_BYTES + AHEAD_BYTES)
 
 /* Up to 16 rows by `panels` (1 to 4, a constant where this is inlined). */
-AMX static inline __attribute__((always_inline)) void narrow(const int panels, const char *x, size_t x_stride,
-                                                             const char *w, size_t panel_bytes, int k, float *c,
-                                                             size_t ldc, bool add, bool fetch, Stream *next) {
+AMX INLINE void narrow(const int panels, const char *x, size_t x_stride, const char *w, size_t panel_bytes, int k,
+                       float *c, size_t ldc, bool add, bool fetch, Stream *next) {
     BEGIN(0, c);
     if (panels > 1) BEGIN(1, c + PANEL);
     if (panels > 2) BEGIN(2, c + 2 * PANEL);
@@ -113,9 +111,8 @@ AMX static inline __attribute__((always_inline)) void narrow(const int panels, c
 }
 
 /* Two tiles of `height` rows by 1 or 2 panels: each tile of x and of weights is used twice. */
-AMX static inline __attribute__((always_inline)) void wide(const int panels, const char *x, size_t x_stride,
-                                                           int height, const char *w, size_t panel_bytes, int k,
-                                                           float *c, size_t ldc, bool add, Stream *next) {
+AMX INLINE void wide(const int panels, const char *x, size_t x_stride, int height, const char *w, size_t panel_bytes, int k,
+                     float *c, size_t ldc, bool add, Stream *next) {
     const char *lower_x = x + (size_t)height * x_stride;
     float *lower_c = c + (size_t)height * ldc;
     BEGIN(0, c);
@@ -166,40 +163,37 @@ AMX static void one_tile_of_rows(const char *x, size_t x_stride, const char *w, 
         }
 }
 
-/* One panel's segments of k inputs to bfloat16 lines. */
-CODES static void widen_fp8(const char *w, int k, char *lines) {
-    for (int at = 0; at < k; at += SEGMENT, w += LINE_BYTES)
-        for (int i = 0; i < SEGMENT; i += 4, w += LINE_BYTES, lines += 2 * LINE_BYTES) {
-            __m512i pairs[2];
-            _mm_prefetch(w + AHEAD_BYTES, _MM_HINT_T0);
-            decode_fp8(_mm512_load_si512(w), pairs);
-            for (int j = 0; j < 2; j++) _mm512_store_si512(lines + j * LINE_BYTES, pairs[j]);
-        }
-}
-
-CODES static void widen_mxfp4(const char *w, int k, char *lines) {
-    for (int at = 0; at < k; at += SEGMENT, w += LINE_BYTES) {
-        const __m512i scales = _mm512_load_si512(w + CODES_BYTES(MXFP4));
-        for (int g = 0; g < SEGMENT / GROUP; g++) {
-            const __m512i by = lowered(scales, g);
-            for (int i = 0; i < GROUP; i += 8, w += LINE_BYTES, lines += 4 * LINE_BYTES) {
+/* One panel's segments of k inputs to bfloat16 lines, with their scales if these are exponents. */
+PAIRS INLINE void widen(const Format weights, const char *w, int k, char *lines) {
+    const int segment = segment_inputs(weights), group = group_inputs(weights);
+    for (int at = 0; at < k; at += segment, w += LINE_BYTES) {
+        const char *scales = w + codes_bytes(weights);
+        for (int begin = 0; begin < segment; begin += group) {
+            const bool has_exponents = layouts[weights].scales == EXPONENTS;
+            const __m512i by = has_exponents ? lowered(_mm512_load_si512(scales), begin / group) : _mm512_setzero_si512();
+            for (int i = 0; i < group; i += inputs_per_line(weights), w += LINE_BYTES) {
                 __m512i pairs[4];
                 _mm_prefetch(w + AHEAD_BYTES, _MM_HINT_T0);
-                decode_mxfp4(_mm512_load_si512(w), large_e2m1, pairs);
-                for (int j = 0; j < 4; j++) _mm512_store_si512(lines + j * LINE_BYTES, scale_mxfp4(pairs[j], by));
+                if (has_exponents)
+                    decode_scaled(weights, _mm512_load_si512(w), by, pairs);
+                else
+                    decode_pairs(weights, _mm512_load_si512(w), pairs);
+                for (int j = 0; j < PAIR_LINES(weights); j++, lines += LINE_BYTES) _mm512_store_si512(lines, pairs[j]);
             }
         }
     }
 }
 
-/* Like `block`, with lines of FP8 codes, which panels at `w` have the scales of. */
-AMX static void block_fp8(int rows, int panels, const char *x, size_t x_stride, const char *lines, const char *w,
-                          size_t panel_bytes, int k, float *c, size_t ldc, bool add) {
+/* Like `block`, with lines of codes without their scales, which panels at `w` have. */
+AMX INLINE void block_by_scales(const Format weights, int rows, int panels, const char *x, size_t x_stride,
+                                const char *lines, const char *w, size_t panel_bytes, int k, float *c, size_t ldc,
+                                bool add) {
     float sums[2 * ROWS][2 * PANEL] __attribute__((aligned(LINE_BYTES)));
-    for (int at = 0; at < k; at += SEGMENT, add = true) {
+    const int segment = segment_inputs(weights);
+    for (int at = 0; at < k; at += segment, add = true) {
         block(rows > ROWS ? 2 : 1, ROWS, panels, x + (size_t)at * 2, x_stride, lines + (size_t)at * PANEL * 2,
-              WIDE_BYTES, SEGMENT, sums[0], 2 * PANEL, false, NULL);
-        w += CODES_BYTES(FP8);
+              WIDE_BYTES, segment, sums[0], 2 * PANEL, false, NULL);
+        w += codes_bytes(weights);
         for (int p = 0; p < panels; p++) {
             const __m512 scale = _mm512_load_ps(w + (size_t)p * panel_bytes);
             for (int r = 0; r < rows; r++) {
@@ -213,36 +207,32 @@ AMX static void block_fp8(int rows, int panels, const char *x, size_t x_stride, 
 }
 
 /* Codes, one section of k at a time: all panels use its rows of x, all rows its weights. */
-AMX static void many_rows_of_codes(Format weights, const char *x, size_t x_stride, int m, const char *w,
-                                   size_t panel_bytes, int panels, int k, float *c, size_t ldc) {
+AMX INLINE void many_rows_of_codes(const Format weights, GEMM_PARAMETERS) {
     char lines[2][WIDE_BYTES] __attribute__((aligned(LINE_BYTES)));
     int configured = 0;
     for (int at = 0; at < k; at += BLOCK_K)
         for (int p = 0; p < panels; p += 2) {
             const int width = k - at < BLOCK_K ? k - at : BLOCK_K, some = p + 1 < panels ? 2 : 1;
             const char *ws = w + (size_t)p * panel_bytes + panel_bytes_of(weights, at);
-            for (int i = 0; i < some; i++) {
-                if (weights == FP8) widen_fp8(ws + (size_t)i * panel_bytes, width, lines[i]);
-                if (weights == MXFP4) widen_mxfp4(ws + (size_t)i * panel_bytes, width, lines[i]);
-            }
+            for (int i = 0; i < some; i++) widen(weights, ws + (size_t)i * panel_bytes, width, lines[i]);
             for (int row = 0; row < m; row += 2 * ROWS) {
                 const int rows = m - row < 2 * ROWS ? m - row : 2 * ROWS;
                 const char *xs = x + (size_t)row * x_stride + (size_t)at * 2;
                 float *cs = c + (size_t)row * ldc + p * PANEL;
                 if (rows != configured) configure(configured = rows);
-                if (weights == FP8)
-                    block_fp8(rows, some, xs, x_stride, lines[0], ws, panel_bytes, width, cs, ldc, at > 0);
-                else
+                if (layouts[weights].scales == EXPONENTS)
                     block(rows > ROWS ? 2 : 1, ROWS, some, xs, x_stride, lines[0], WIDE_BYTES, width, cs, ldc, at > 0,
                           NULL);
+                else
+                    block_by_scales(weights, rows, some, xs, x_stride, lines[0], ws, panel_bytes, width, cs, ldc,
+                                    at > 0);
             }
         }
 }
 
-AMX void gemm_amx_bf16_ahead(const char *x, size_t x_stride, int m, const char *w, size_t panel_bytes, int panels,
-                             int k, float *c, size_t ldc, const Ahead *ahead) {
+AMX void gemm_amx_bf16_ahead(GEMM_PARAMETERS, const Ahead *ahead) {
     if (m <= ROWS) {
-        gemm_amx_bf16(x, x_stride, m, w, panel_bytes, panels, k, c, ldc);
+        gemm_amx_bf16(GEMM_ARGUMENTS);
         return;
     }
     /* Tiles of equal height: to configure them takes as long as a dozen products. */
@@ -267,10 +257,9 @@ AMX void gemm_amx_bf16_ahead(const char *x, size_t x_stride, int m, const char *
     _tile_release();
 }
 
-AMX void gemm_amx_bf16(const char *x, size_t x_stride, int m, const char *w, size_t panel_bytes, int panels, int k,
-                       float *c, size_t ldc) {
+AMX void gemm_amx_bf16(GEMM_PARAMETERS) {
     if (m <= AMX_FEW_ROWS) {
-        gemm_amx_bf16_few(x, x_stride, m, w, panel_bytes, panels, k, c, ldc);
+        gemm_amx_bf16_few(GEMM_ARGUMENTS);
         return;
     }
     if (m <= ROWS) {
@@ -279,31 +268,26 @@ AMX void gemm_amx_bf16(const char *x, size_t x_stride, int m, const char *w, siz
         /* For a sleeping thread with live tiles, Linux saves 8 KiB. */
         _tile_release();
     } else {
-        gemm_amx_bf16_ahead(x, x_stride, m, w, panel_bytes, panels, k, c, ldc, NULL);
+        gemm_amx_bf16_ahead(GEMM_ARGUMENTS, NULL);
     }
 }
 
-AMX void gemm_amx_mxfp4(const char *x, size_t x_stride, int m, const char *w, size_t panel_bytes, int panels, int k,
-                        float *c, size_t ldc) {
-    if (m <= AMX_FEW_ROWS_MXFP4) {
-        gemm_amx_mxfp4_few(x, x_stride, m, w, panel_bytes, panels, k, c, ldc);
-        return;
+/* Products with scales round as those of few rows. Not inlined: the arithmetic must not move across the changes of MXCSR. */
+#define GEMM(FORMAT, ...)                                                                                          \
+    AMX static __attribute__((noinline)) void many_##FORMAT(GEMM_PARAMETERS) {                                     \
+        many_rows_of_codes(FORMAT, GEMM_ARGUMENTS);                                                                \
+    }                                                                                                              \
+    AMX void gemm_amx_##FORMAT(GEMM_PARAMETERS) {                                                                  \
+        const bool has_exponents = layouts[FORMAT].scales == EXPONENTS;                                            \
+        if (m <= (has_exponents ? AMX_FEW_ROWS_EXPONENTS : AMX_FEW_ROWS)) {                                        \
+            gemm_amx_few_##FORMAT(GEMM_ARGUMENTS);                                                                 \
+            return;                                                                                                \
+        }                                                                                                          \
+        const unsigned mode = _mm_getcsr();                                                                        \
+        if (!has_exponents) _mm_setcsr(AS_TILES_ROUND);                                                            \
+        many_##FORMAT(GEMM_ARGUMENTS);                                                                             \
+        if (!has_exponents) _mm_setcsr(mode);                                                                      \
+        _tile_release();                                                                                           \
     }
-    many_rows_of_codes(MXFP4, x, x_stride, m, w, panel_bytes, panels, k, c, ldc);
-    _tile_release();
-}
-
-AMX void gemm_amx_fp8(const char *x, size_t x_stride, int m, const char *w, size_t panel_bytes, int panels, int k,
-                      float *c, size_t ldc) {
-    if (m <= AMX_FEW_ROWS) {
-        gemm_amx_fp8_few(x, x_stride, m, w, panel_bytes, panels, k, c, ldc);
-        return;
-    }
-    /* Products with scales round as those of few rows. */
-    const unsigned mode = _mm_getcsr();
-    _mm_setcsr(AS_TILES_ROUND);
-    many_rows_of_codes(FP8, x, x_stride, m, w, panel_bytes, panels, k, c, ldc);
-    _mm_setcsr(mode);
-    _tile_release();
-}
+EACH_NARROW_FLOAT(GEMM)
 #endif

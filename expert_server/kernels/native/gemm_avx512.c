@@ -70,8 +70,7 @@ BLOCK(block_bf16, AVX512_BF16, DOT)
  * in the L1 cache while all rows use it. Few rows: one panel after the other, strictly forward, since a core reads one
  * stream faster than several. The shorter sections are summed by themselves, whatever the number of rows. */
 #define GEMM(NAME, TARGET, BLOCK, STEP_K)                                                                          \
-    TARGET void NAME(const char *x, size_t x_stride, int m, const char *w, size_t panel_bytes, int panels, int k,  \
-                     float *c, size_t ldc) {                                                                       \
+    TARGET void NAME(GEMM_PARAMETERS) {                                                                            \
         const int all = k / STEP_K, outer = m > ROWS ? OUTER_STEPS : all, most = m > ROWS ? PANELS : 1;            \
         for (int from = 0; from < all; from += outer)                                                              \
             for (int p = 0; p < panels; p += most) {                                                               \

@@ -1,9 +1,11 @@
-/* Products of bfloat16 rows with FP8 and MXFP4 weights as checkpoints store them, with the dot product of bfloat16.
+/* Products of bfloat16 rows with narrow floats as checkpoints store them, with the dot product of bfloat16.
  *
- * A line of codes becomes two (FP8) or four lines of pairs, as in packed bfloat16, in registers (codes.h), again for each
- * 12 rows: beside their dot products that is nearly free. A sum of 64 k (FP8) or 32 k (MXFP4) begins at zero; then it is
- * multiplied by its scales and added to the total.
+ * A line of codes becomes lines of pairs, as in packed bfloat16, in registers (codes.h), again for each 12 rows: beside
+ * their dot products that is nearly free. A sum of 64 k or of a shorter group begins at zero; then it is multiplied by its
+ * scales and added to the total.
  */
+#include "native.h"
+
 #ifdef __x86_64__
 #include "codes.h"
 
@@ -19,22 +21,16 @@
 /* 12 rows of x: 12 KiB, and codes: 8 KiB. */
 #define INNER 4
 
-bool avx512_codes_works(void) { return can_decode() && __builtin_cpu_supports("avx512bf16"); }
+bool avx512_codes_works(void) { return can_decode_pairs() && __builtin_cpu_supports("avx512bf16"); }
 
-/* Sums of a segment; lines of codes of a sum. */
-#define SUMS(codes) ((codes) == FP8 ? 2 : 4)
-#define LINES(codes) ((codes) == FP8 ? 16 : 4)
-
-DOTS INLINE void decode(const Format codes, __m512i line, __m512i *pairs) {
-    if (codes == FP8)
-        decode_fp8(line, pairs);
-    else
-        decode_mxfp4(line, e2m1, pairs);
-}
+/* Lines of codes of a sum; sums of a segment. */
+#define MOST_INPUTS 64
+#define LINES(codes) ((group_inputs(codes) < MOST_INPUTS ? group_inputs(codes) : MOST_INPUTS) / inputs_per_line(codes))
+#define SUMS(codes) (segment_inputs(codes) / inputs_per_line(codes) / LINES(codes))
 
 /* The scales of a sum; `at` is the last line of its segment. */
 DOTS INLINE __m512 scales(const Format codes, const char *at, int number) {
-    if (codes == FP8) return _mm512_load_ps(at);
+    if (layouts[codes].scales != EXPONENTS) return _mm512_load_ps(at);
     return _mm512_castsi512_ps(_mm512_slli_epi32(exponents(_mm512_load_si512(at), number), 23));
 }
 
@@ -49,7 +45,7 @@ DOTS INLINE void block(const Format codes, const int rows, const char *x, size_t
 #pragma GCC unroll 12
     for (int r = 0; r < rows; r++) total[r] = add ? _mm512_loadu_ps(c + r * ldc) : _mm512_setzero_ps();
     for (int segment = 0; segment < segments; segment++, w += LINE_BYTES) {
-        const char *scale_line = w + CODES_BYTES(codes);
+        const char *scale_line = w + codes_bytes(codes);
         _mm_prefetch(scale_line + AHEAD_BYTES, _MM_HINT_T0);
         for (int number = 0; number < SUMS(codes); number += at_once) {
 #pragma GCC unroll 12
@@ -60,11 +56,11 @@ DOTS INLINE void block(const Format codes, const int rows, const char *x, size_t
                     __m512i pairs[4];
                     const int at = i * LINES(codes) + line;
                     _mm_prefetch(w + (line * at_once + i) * LINE_BYTES + AHEAD_BYTES, _MM_HINT_T0);
-                    decode(codes, _mm512_load_si512(w + at * LINE_BYTES), pairs);
-                    for (int j = 0; j < PAIRS(codes); j++)
+                    decode_pairs(codes, _mm512_load_si512(w + at * LINE_BYTES), pairs);
+                    for (int j = 0; j < PAIR_LINES(codes); j++)
 #pragma GCC unroll 12
                         for (int r = 0; r < rows; r++)
-                            sum[r][i] = DOT(sum[r][i], x + r * x_stride + (at * PAIRS(codes) + j) * 4, pairs[j]);
+                            sum[r][i] = DOT(sum[r][i], x + r * x_stride + (at * PAIR_LINES(codes) + j) * 4, pairs[j]);
                 }
 #pragma GCC unroll 2
             for (int i = 0; i < at_once; i++) {
@@ -73,7 +69,7 @@ DOTS INLINE void block(const Format codes, const int rows, const char *x, size_t
                 for (int r = 0; r < rows; r++) total[r] = _mm512_fmadd_ps(sum[r][i], scale, total[r]);
             }
             w += at_once * LINES(codes) * LINE_BYTES;
-            x += at_once * LINES(codes) * PAIRS(codes) * 4;
+            x += at_once * LINES(codes) * PAIR_LINES(codes) * 4;
         }
     }
 #pragma GCC unroll 12
@@ -85,9 +81,8 @@ DOTS INLINE void block(const Format codes, const int rows, const char *x, size_t
 
 /* Many rows: an outer section of k whose rows of x stay in the L2 cache; within it a panel, of which an inner section
  * stays in the L1 cache while all rows use it. Few rows: strictly forward. */
-DOTS INLINE void gemm(const Format codes, const char *x, size_t x_stride, int m, const char *w, size_t panel_bytes,
-                       int panels, int k, float *c, size_t ldc) {
-    const int all = k / SEGMENT, outer = m > ROWS ? OUTER : all, inner = m > ROWS ? INNER : all;
+DOTS INLINE void gemm(const Format codes, GEMM_PARAMETERS) {
+    const int segment = segment_inputs(codes), all = k / segment, outer = m > ROWS ? OUTER : all, inner = m > ROWS ? INNER : all;
     for (int from = 0; from < all; from += outer)
         for (int p = 0; p < panels; p++) {
             const int to = all - from < outer ? all : from + outer;
@@ -95,8 +90,8 @@ DOTS INLINE void gemm(const Format codes, const char *x, size_t x_stride, int m,
                 for (int row = 0, rows, blocks = (m + ROWS - 1) / ROWS; row < m; row += rows, blocks--) {
                     rows = (m - row + blocks - 1) / blocks;
                     const int segments = to - at < inner ? to - at : inner;
-                    const char *xs = x + (size_t)row * x_stride + (size_t)at * SEGMENT * 2;
-                    const char *ws = w + (size_t)p * panel_bytes + (size_t)at * SEGMENT_BYTES(codes);
+                    const char *xs = x + (size_t)row * x_stride + (size_t)at * segment * 2;
+                    const char *ws = w + (size_t)p * panel_bytes + (size_t)at * panel_bytes_of(codes, segment);
                     float *cs = c + (size_t)row * ldc + p * PANEL;
                     switch (rows) {
                         CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11)
@@ -106,13 +101,6 @@ DOTS INLINE void gemm(const Format codes, const char *x, size_t x_stride, int m,
         }
 }
 
-DOTS void gemm_avx512_fp8(const char *x, size_t x_stride, int m, const char *w, size_t panel_bytes, int panels, int k,
-                           float *c, size_t ldc) {
-    gemm(FP8, x, x_stride, m, w, panel_bytes, panels, k, c, ldc);
-}
-
-DOTS void gemm_avx512_mxfp4(const char *x, size_t x_stride, int m, const char *w, size_t panel_bytes, int panels,
-                             int k, float *c, size_t ldc) {
-    gemm(MXFP4, x, x_stride, m, w, panel_bytes, panels, k, c, ldc);
-}
+#define GEMM(FORMAT, ...) DOTS void gemm_avx512_##FORMAT(GEMM_PARAMETERS) { gemm(FORMAT, GEMM_ARGUMENTS); }
+EACH_NARROW_FLOAT(GEMM)
 #endif

@@ -13,8 +13,8 @@
 
 #ifdef __x86_64__
 #include "../../../eaas/threads/amx.h"
+#include "codes.h"
 
-#define INLINE static inline __attribute__((always_inline))
 /* Prefetch distance: the hardware prefetcher stops at each 4 KiB page. */
 #define AHEAD_BYTES 4096
 #define VNNI __attribute__((target("avx512f,avx512bw,avx512vnni")))
@@ -67,7 +67,7 @@ typedef struct {
 VNNI INLINE Scales scales_at(const Format weights, const char *line, int g) {
     const int bits = layouts[weights].zero_bits;
     __m512i words = _mm512_load_si512(line);
-    if (weights == INT4_SHORT)
+    if (layouts[weights].scales == SHORTS)
         words = _mm512_and_si512(_mm512_slli_epi32(words, 16 - 16 * (unsigned)g), _mm512_set1_epi32((int)0xffff0000));
     if (bits == 0) return (Scales){_mm512_castsi512_ps(words), _mm512_set1_epi32(layouts[weights].zero)};
     const __m512i mask = _mm512_set1_epi32((1 << bits) - 1);
@@ -112,7 +112,6 @@ VNNI INLINE void vnni_block(const Format weights, const int rows, const int pane
     const int apart = nibbles && panels == 1;
     /* Few totals stay in registers, too. */
     const bool keeps = rows * panels <= MOST_STREAMS;
-    const __m512i mask = _mm512_set1_epi8(15);
     const char *w = s->w;
     const size_t x_stride = s->x_stride, panel_bytes = s->panel_bytes;
     __m512 total[ROWS][MOST_STREAMS];
@@ -136,12 +135,11 @@ VNNI INLINE void vnni_block(const Format weights, const int rows, const int pane
                 __m512i even[MOST_STREAMS], odd[MOST_STREAMS];
 #pragma GCC unroll 4
                 for (int p = 0; p < panels; p++) {
-                    even[p] = _mm512_load_si512(w + (size_t)p * panel_bytes);
+                    __m512i bytes[2];
+                    decode_bytes(weights, _mm512_load_si512(w + (size_t)p * panel_bytes), bytes);
                     _mm_prefetch(w + (size_t)p * panel_bytes + ahead, _MM_HINT_T0);
-                    if (nibbles) {
-                        odd[p] = _mm512_and_si512(_mm512_srli_epi16(even[p], 4), mask);
-                        even[p] = _mm512_and_si512(even[p], mask);
-                    }
+                    even[p] = bytes[0];
+                    if (nibbles) odd[p] = bytes[1];
                 }
 /* Not the intrinsic: GCC 12 copies every sum around it, which halves the speed. */
 #define DOT(sums, from, weights, bytes)                                                                            \
@@ -211,8 +209,7 @@ VNNI INLINE void vnni_rows(const Format weights, int rows, int panels, const Sec
 
 /* Section by section for all rows: a section's weights are read once and stay in the L1 cache. `streams`: panels at once
  * if there are few rows, and `few`: of so many rows. */
-VNNI INLINE void vnni(const Format weights, int streams, int few, const char *x, size_t x_stride, int m, const char *w,
-                      size_t panel_bytes, int panels, int k, float *c, size_t ldc) {
+VNNI INLINE void vnni(const Format weights, int streams, int few, GEMM_PARAMETERS) {
     const int at_once = m <= few ? streams : PANELS, most = m <= ROWS ? k : SECTION_INPUTS;
     for (int p = 0; p < panels; p += at_once) {
         const int width = panels - p < at_once ? panels - p : at_once;
@@ -291,20 +288,17 @@ AMX INLINE void amx_block(const Format weights, const int panels, const Section 
 }
 
 /* Lines of nibbles to twice as many of codes minus zeros. */
-VNNI static void unpack(const char *w, int k, __m512i zeros, char *out) {
-    const __m512i mask = _mm512_set1_epi8(15);
+VNNI INLINE void unpack(const Format weights, const char *w, int k, __m512i zeros, char *out) {
     const __m512i zero = _mm512_mullo_epi32(zeros, _mm512_set1_epi32(0x01010101));
     for (int at = 0; at < k; at += 8, w += LINE_BYTES, out += 2 * LINE_BYTES) {
-        const __m512i line = _mm512_load_si512(w);
+        __m512i bytes[2];
+        decode_bytes(weights, _mm512_load_si512(w), bytes);
         _mm_prefetch(w + AHEAD_BYTES, _MM_HINT_T0);
-        _mm512_store_si512(out, _mm512_sub_epi8(_mm512_and_si512(line, mask), zero));
-        _mm512_store_si512(out + LINE_BYTES,
-                           _mm512_sub_epi8(_mm512_and_si512(_mm512_srli_epi16(line, 4), mask), zero));
+        for (int i = 0; i < 2; i++) _mm512_store_si512(out + i * LINE_BYTES, _mm512_sub_epi8(bytes[i], zero));
     }
 }
 
-AMX INLINE void amx(const Format weights, const char *x, size_t x_stride, int m, const char *w, size_t panel_bytes,
-                    int panels, int k, float *c, size_t ldc) {
+AMX INLINE void amx(const Format weights, GEMM_PARAMETERS) {
     const bool nibbles = inputs_per_line(weights) == 8;
     const int groups = segment_inputs(weights) / group_inputs(weights);
     const size_t codes_of_group = (size_t)(group_inputs(weights) / inputs_per_line(weights)) * LINE_BYTES;
@@ -328,7 +322,7 @@ AMX INLINE void amx(const Format weights, const char *x, size_t x_stride, int m,
             for (int i = 0; i < width; i++) {
                 const char *panel = s.w + (size_t)i * panel_bytes;
                 scales[i] = scales_at(weights, panel + codes_bytes + rest, g);
-                if (nibbles) unpack(panel, s.end - s.begin, scales[i].zero, bytes[i]);
+                if (nibbles) unpack(weights, panel, s.end - s.begin, scales[i].zero, bytes[i]);
             }
             if (nibbles) {
                 tiles = bytes[0];
@@ -350,28 +344,16 @@ AMX INLINE void amx(const Format weights, const char *x, size_t x_stride, int m,
     _tile_release();
 }
 
-#define GEMM_VNNI(NAME, WEIGHTS)                                                                                   \
-    VNNI static void vnni_##NAME(int streams, int few, const char *x, size_t x_stride, int m, const char *w,       \
-                                 size_t panel_bytes, int panels, int k, float *c, size_t ldc) {                    \
-        vnni(WEIGHTS, streams, few, x, x_stride, m, w, panel_bytes, panels, k, c, ldc);                            \
+#define GEMMS(FORMAT, ...)                                                                                         \
+    VNNI static void vnni_##FORMAT(int streams, int few, GEMM_PARAMETERS) {                                        \
+        vnni(FORMAT, streams, few, GEMM_ARGUMENTS);                                                                \
     }                                                                                                              \
-    VNNI void gemm_vnni_##NAME(const char *x, size_t x_stride, int m, const char *w, size_t panel_bytes,           \
-                               int panels, int k, float *c, size_t ldc) {                                          \
-        vnni_##NAME(1, ROWS, x, x_stride, m, w, panel_bytes, panels, k, c, ldc);                                   \
-    }
-#define GEMM_AMX(NAME, WEIGHTS)                                                                                    \
-    AMX void gemm_amx_##NAME(const char *x, size_t x_stride, int m, const char *w, size_t panel_bytes, int panels, \
-                             int k, float *c, size_t ldc) {                                                        \
+    VNNI void gemm_vnni_##FORMAT(GEMM_PARAMETERS) { vnni_##FORMAT(1, ROWS, GEMM_ARGUMENTS); }                      \
+    AMX void gemm_amx_##FORMAT(GEMM_PARAMETERS) {                                                                  \
         if (m <= FEW_ROWS)                                                                                         \
-            vnni_##NAME(MOST_STREAMS, ROWS_OF_STREAMS, x, x_stride, m, w, panel_bytes, panels, k, c, ldc);         \
+            vnni_##FORMAT(MOST_STREAMS, ROWS_OF_STREAMS, GEMM_ARGUMENTS);                                          \
         else                                                                                                       \
-            amx(WEIGHTS, x, x_stride, m, w, panel_bytes, panels, k, c, ldc);                                       \
+            amx(FORMAT, GEMM_ARGUMENTS);                                                                           \
     }
-#define GEMMS(NAME, WEIGHTS) GEMM_VNNI(NAME, WEIGHTS) GEMM_AMX(NAME, WEIGHTS)
-GEMMS(int8, INT8)
-GEMMS(int4, INT4)
-GEMMS(int4_groups, INT4_GROUPS)
-GEMMS(int4_short, INT4_SHORT)
-GEMMS(int8_groups, INT8_GROUPS)
-GEMMS(int8_zeros, INT8_ZEROS)
+EACH_INTEGER(GEMMS)
 #endif

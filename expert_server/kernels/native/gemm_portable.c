@@ -3,7 +3,6 @@
 
 #include <string.h>
 
-#define INLINE static inline __attribute__((always_inline))
 #define ROWS 4
 #define AHEAD_BYTES 2048
 #define BLOCK_LINES 256 /* Of one panel: 16 KiB. */
@@ -22,41 +21,25 @@ bool avx2_works(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_s
 #include "gemm_portable.h"
 bool plain_works(void) { return true; }
 
-#define KINDS_OF_FLOAT_ROWS(ISA, LEVEL)                                                                            \
-    {ISA, LEVEL##_works, BFLOAT16, FLOAT32, gemm_bf16_##LEVEL, NULL},                                              \
-    {ISA, LEVEL##_works, FLOAT32, FLOAT32, gemm_f32_##LEVEL, NULL},                                                \
-    {ISA, LEVEL##_works, INT8, FLOAT32, gemm_int8_##LEVEL, NULL},                                                  \
-    {ISA, LEVEL##_works, INT4, FLOAT32, gemm_int4_##LEVEL, NULL},                                                  \
-    {ISA, LEVEL##_works, INT4_GROUPS, FLOAT32, gemm_int4_groups_##LEVEL, NULL},                                    \
-    {ISA, LEVEL##_works, INT4_SHORT, FLOAT32, gemm_int4_short_##LEVEL, NULL},                                      \
-    {ISA, LEVEL##_works, INT8_GROUPS, FLOAT32, gemm_int8_groups_##LEVEL, NULL},                                    \
-    {ISA, LEVEL##_works, INT8_ZEROS, FLOAT32, gemm_int8_zeros_##LEVEL, NULL},                                      \
-    {ISA, LEVEL##_works, FP8, FLOAT32, gemm_fp8_##LEVEL, NULL},                                                    \
-    {ISA, LEVEL##_works, MXFP4, FLOAT32, gemm_mxfp4_##LEVEL, NULL}
+/* Products of each group of formats, and the CPUs that have them. */
+#define AVX2(FORMAT, ...) {"avx2", avx2_works, FORMAT, FLOAT32, gemm_##FORMAT##_avx2, NULL},
+#define PLAIN(FORMAT, ...) {"portable", plain_works, FORMAT, FLOAT32, gemm_##FORMAT##_plain, NULL},
+#define AMX_BF16(FORMAT, ...) {"amx-bf16", amx_works, FORMAT, BFLOAT16, gemm_amx_##FORMAT, NULL},
+#define AVX512_BF16(FORMAT, ...) {"avx512-bf16", avx512_codes_works, FORMAT, BFLOAT16, gemm_avx512_##FORMAT, NULL},
+#define AMX_INT8(FORMAT, ...) {"amx-int8", amx_int8_works, FORMAT, SPLIT, gemm_amx_##FORMAT, NULL},
+#define VNNI(FORMAT, ...) {"avx512-vnni", vnni_works, FORMAT, SPLIT, gemm_vnni_##FORMAT, NULL},
 
 const GemmKind gemm_kinds[] = {
 #ifdef __x86_64__
     {"amx-bf16", amx_works, BFLOAT16, BFLOAT16, gemm_amx_bf16, gemm_amx_bf16_ahead},
     {"avx512-bf16", avx512_bf16_works, BFLOAT16, BFLOAT16, gemm_avx512_bf16, NULL},
     {"avx512", avx512_works, FLOAT32, FLOAT32, gemm_avx512_f32, NULL},
-    {"amx-bf16", amx_works, FP8, BFLOAT16, gemm_amx_fp8, NULL},
-    {"amx-bf16", amx_works, MXFP4, BFLOAT16, gemm_amx_mxfp4, NULL},
-    {"avx512-bf16", avx512_codes_works, FP8, BFLOAT16, gemm_avx512_fp8, NULL},
-    {"avx512-bf16", avx512_codes_works, MXFP4, BFLOAT16, gemm_avx512_mxfp4, NULL},
-    {"amx-int8", amx_int8_works, INT8, SPLIT, gemm_amx_int8, NULL},
-    {"amx-int8", amx_int8_works, INT4, SPLIT, gemm_amx_int4, NULL},
-    {"amx-int8", amx_int8_works, INT4_GROUPS, SPLIT, gemm_amx_int4_groups, NULL},
-    {"amx-int8", amx_int8_works, INT4_SHORT, SPLIT, gemm_amx_int4_short, NULL},
-    {"amx-int8", amx_int8_works, INT8_GROUPS, SPLIT, gemm_amx_int8_groups, NULL},
-    {"amx-int8", amx_int8_works, INT8_ZEROS, SPLIT, gemm_amx_int8_zeros, NULL},
-    {"avx512-vnni", vnni_works, INT8, SPLIT, gemm_vnni_int8, NULL},
-    {"avx512-vnni", vnni_works, INT4, SPLIT, gemm_vnni_int4, NULL},
-    {"avx512-vnni", vnni_works, INT4_GROUPS, SPLIT, gemm_vnni_int4_groups, NULL},
-    {"avx512-vnni", vnni_works, INT4_SHORT, SPLIT, gemm_vnni_int4_short, NULL},
-    {"avx512-vnni", vnni_works, INT8_GROUPS, SPLIT, gemm_vnni_int8_groups, NULL},
-    {"avx512-vnni", vnni_works, INT8_ZEROS, SPLIT, gemm_vnni_int8_zeros, NULL},
-    KINDS_OF_FLOAT_ROWS("avx2", avx2),
+    EACH_NARROW_FLOAT(AMX_BF16)
+    EACH_NARROW_FLOAT(AVX512_BF16)
+    EACH_INTEGER(AMX_INT8)
+    EACH_INTEGER(VNNI)
+    EACH_FORMAT(AVX2)
 #endif
-    KINDS_OF_FLOAT_ROWS("portable", plain),
+    EACH_FORMAT(PLAIN)
     {0},
 };

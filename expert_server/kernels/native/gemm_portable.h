@@ -7,42 +7,15 @@ typedef uint32_t NAME(Words) __attribute__((vector_size(VECTOR_BYTES)));
 #define Floats NAME(Floats)
 #define Words NAME(Words)
 
-/* Values of e2m1. */
-TARGET INLINE Floats NAME(e2m1)(Words codes) {
-#if VECTOR_BYTES == 32
-    const Floats magnitudes = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
-    return (Floats)((Words)__builtin_shuffle(magnitudes, codes & 7) | (codes & 8) << 28);
-#else
-    return (Floats)((codes & 8) << 28 | (codes & 7) << 22) * 0x1p126f; /* As below. */
-#endif
-}
-
-/* Input j of a line, in one of its vectors, without scale; `zero`: integers' zeros, see `scales`. */
-TARGET INLINE Floats NAME(unpack)(const Format weights, Words line, const int j, Floats zero) {
-    switch (weights) {
-    case FLOAT32: return (Floats)line;
-    case BFLOAT16: return (Floats)(j == 0 ? line << 16 : line & 0xffff0000u); /* The upper half of a float32. */
-    case FP8: {
-        /* The exponent of e4m3 in that of a float32 is too small by 120, also for subnormals. */
-        const Words code = line >> 8 * j;
-        return (Floats)((code & 0x80) << 24 | (code & 0x7f) << 20) * 0x1p120f;
-    }
-    case MXFP4: return NAME(e2m1)(line >> (j % 2 * 16 + j / 2 * 4));
-    default: {
-        const uint32_t shift = j % 4 * 8 + j / 4 * 4, mask = inputs_per_line(weights) == 8 ? 15 : 255;
-        /* 2^23 with the code in its last bits: a conversion that every vector unit can do. */
-        return (Floats)((line >> shift & mask) | 0x4b000000) - zero;
-    }
-    }
-}
+#include "codes.h"
 
 /* The scales of the channels in one of the vectors of a line of scales, for the g-th group of the segment; integers: their
  * zeros, plus 2^23. */
 TARGET INLINE Floats NAME(scales)(const Format weights, Words line, int g, Floats *zero) {
-    if (weights == MXFP4) return (Floats)((line >> 8 * g & 255) << 23);
+    if (layouts[weights].scales == EXPONENTS) return (Floats)((line >> 8 * g & 255) << 23);
     const uint32_t mask = (1u << layouts[weights].zero_bits) - 1;
-    *zero = (Floats)((mask ? line & mask : (Words){0} + layouts[weights].zero) | 0x4b000000);
-    if (weights == INT4_SHORT) return (Floats)(g == 0 ? line << 16 : line & 0xffff0000u);
+    *zero = NAME(integers)(mask ? line & mask : (Words){0} + layouts[weights].zero);
+    if (layouts[weights].scales == SHORTS) return (Floats)(g == 0 ? line << 16 : line & 0xffff0000u);
     return (Floats)(line & ~mask);
 }
 
@@ -70,7 +43,7 @@ TARGET INLINE void NAME(block)(const Format weights, const int rows, const char 
         for (int j = 0; j < line_k; j++)
 #pragma GCC unroll 4
             for (int v = 0; v < VECTORS; v++) {
-                const Floats values = NAME(unpack)(weights, line[v], j, zero[v]);
+                const Floats values = NAME(values)(weights, line[v], j, zero[v]);
 #pragma GCC unroll 4
                 for (int r = 0; r < rows; r++)
                     sums[r][v] += values * *(const float *)(x + (size_t)r * x_stride + (size_t)(i + j) * sizeof(float));
@@ -101,10 +74,9 @@ TARGET INLINE void NAME(all_rows)(const Format weights, const char *x, size_t x_
     }
 }
 
-TARGET INLINE void NAME(gemm)(const Format weights, const char *x, size_t x_stride, int m, const char *w,
-                              size_t panel_bytes, int panels, int k, float *c, size_t ldc) {
+TARGET INLINE void NAME(gemm)(const Format weights, GEMM_PARAMETERS) {
     const int line_k = inputs_per_line(weights), segment = segment_inputs(weights);
-    const int most = has_scales(weights) ? layouts[weights].group : m > ROWS ? BLOCK_LINES * line_k : k;
+    const int most = has_scales(weights) ? group_inputs(weights) : m > ROWS ? BLOCK_LINES * line_k : k;
     for (int p = 0; p < panels; p++) {
         const char *ws = w + (size_t)p * panel_bytes, *scales = ws;
         /* No branch for the first block: with one, the compiler fuses multiply and add for some rows only. */
@@ -123,21 +95,8 @@ TARGET INLINE void NAME(gemm)(const Format weights, const char *x, size_t x_stri
     }
 }
 
-#define GEMM(FUNCTION, WEIGHTS)                                                                                    \
-    TARGET void FUNCTION(const char *x, size_t x_stride, int m, const char *w, size_t panel_bytes, int panels,     \
-                         int k, float *c, size_t ldc) {                                                            \
-        NAME(gemm)(WEIGHTS, x, x_stride, m, w, panel_bytes, panels, k, c, ldc);                                    \
-    }
-GEMM(NAME(gemm_f32), FLOAT32)
-GEMM(NAME(gemm_bf16), BFLOAT16)
-GEMM(NAME(gemm_int8), INT8)
-GEMM(NAME(gemm_int4), INT4)
-GEMM(NAME(gemm_int4_groups), INT4_GROUPS)
-GEMM(NAME(gemm_int4_short), INT4_SHORT)
-GEMM(NAME(gemm_int8_groups), INT8_GROUPS)
-GEMM(NAME(gemm_int8_zeros), INT8_ZEROS)
-GEMM(NAME(gemm_fp8), FP8)
-GEMM(NAME(gemm_mxfp4), MXFP4)
+#define GEMM(FORMAT, ...) TARGET void NAME(gemm_##FORMAT)(GEMM_PARAMETERS) { NAME(gemm)(FORMAT, GEMM_ARGUMENTS); }
+EACH_FORMAT(GEMM)
 
 #undef GEMM
 #undef Floats

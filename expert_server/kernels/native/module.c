@@ -52,23 +52,34 @@ static PyObject *scratch_bytes(PyObject *self, PyObject *arguments) {
         moe_scratch_bytes(&gemm_kinds[kind], threads, hidden, intermediate, tokens, top_k, num_experts));
 }
 
+/* Reads what a layer's calls have in common; false: an exception is set. */
+static bool parse_layer(PyObject *layer, Moe *moe) {
+    int kind, activation, has_gate;
+    unsigned long long experts, counts;
+    PyObject *pool;
+    if (!PyArg_ParseTuple(layer, "iOKiii(iiff)K", &kind, &pool, &experts, &moe->num_experts, &moe->hidden,
+                          &moe->intermediate, &activation, &has_gate, &moe->activation.alpha, &moe->activation.limit,
+                          &counts))
+        return false;
+    moe->kind = &gemm_kinds[kind];
+    moe->pool = PyCapsule_GetPointer(pool, POOL);
+    moe->experts = (const Expert *)experts;
+    moe->activation.kind = (ActivationKind)activation;
+    moe->activation.has_gate = has_gate != 0;
+    moe->counts = (int64_t *)counts;
+    return moe->pool != NULL;
+}
+
 static PyObject *run(PyObject *self, PyObject *arguments) {
     (void)self;
-    int kind, activation, has_gate, x_format, ids_are_wide;
-    unsigned long long experts, x, ids, scores, out, scratch, counts;
-    PyObject *pool;
+    int x_format, ids_are_wide;
+    unsigned long long x, ids, scores, out, scratch;
+    PyObject *layer;
     Moe moe = {0};
-    if (!PyArg_ParseTuple(arguments, "iOKiii(iiff)(Ki)(Kp)KiiKKK", &kind, &pool, &experts, &moe.num_experts, &moe.hidden,
-                          &moe.intermediate, &activation, &has_gate, &moe.activation.alpha, &moe.activation.limit,
-                          &x, &x_format, &ids, &ids_are_wide, &scores, &moe.tokens, &moe.top_k, &out, &scratch,
-                          &counts))
+    if (!PyArg_ParseTuple(arguments, "O(Ki)(Kp)KiiKK", &layer, &x, &x_format, &ids, &ids_are_wide, &scores, &moe.tokens,
+                          &moe.top_k, &out, &scratch) ||
+        !parse_layer(layer, &moe))
         return NULL;
-    moe.kind = &gemm_kinds[kind];
-    moe.pool = PyCapsule_GetPointer(pool, POOL);
-    if (moe.pool == NULL) return NULL;
-    moe.experts = (const Expert *)experts;
-    moe.activation.kind = (ActivationKind)activation;
-    moe.activation.has_gate = has_gate != 0;
     moe.x = (const char *)x;
     moe.x_format = (Format)x_format;
     moe.ids = (const void *)ids;
@@ -76,7 +87,6 @@ static PyObject *run(PyObject *self, PyObject *arguments) {
     moe.scores = (const float *)scores;
     moe.out = (float *)out;
     moe.scratch = (char *)scratch;
-    moe.counts = (int64_t *)counts;
     int64_t missing;
     Py_BEGIN_ALLOW_THREADS
     missing = moe_run(&moe);
@@ -115,29 +125,19 @@ static void free_prepared(PyObject *capsule) {
 
 static PyObject *prepare(PyObject *self, PyObject *arguments) {
     (void)self;
-    int kind, activation, has_gate;
-    unsigned long long experts, scratch, counts;
+    unsigned long long scratch;
     Py_ssize_t scratch_bytes;
-    PyObject *pool, *kept;
+    PyObject *common, *kept;
     Moe moe = {0};
-    if (!PyArg_ParseTuple(arguments, "iOKiii(iiff)(Kn)KO", &kind, &pool, &experts, &moe.num_experts, &moe.hidden,
-                          &moe.intermediate, &activation, &has_gate, &moe.activation.alpha, &moe.activation.limit,
-                          &scratch, &scratch_bytes, &counts, &kept))
+    if (!PyArg_ParseTuple(arguments, "O(Kn)O", &common, &scratch, &scratch_bytes, &kept) || !parse_layer(common, &moe))
         return NULL;
-    moe.kind = &gemm_kinds[kind];
-    moe.pool = PyCapsule_GetPointer(pool, POOL);
-    if (moe.pool == NULL) return NULL;
-    moe.experts = (const Expert *)experts;
-    moe.activation.kind = (ActivationKind)activation;
-    moe.activation.has_gate = has_gate != 0;
     moe.scratch = (char *)scratch;
-    moe.counts = (int64_t *)counts;
     PreparedLayer *layer = malloc(sizeof *layer);
     if (layer == NULL) return PyErr_NoMemory();
     *layer = (PreparedLayer){{(uint32_t)moe.hidden, run_prepared}, moe, (size_t)scratch_bytes};
     PyObject *capsule = PyCapsule_New(layer, DIRECT_LAYER, NULL);
-    /* The destructor last: it needs the context. */
-    PyObject *all = Py_BuildValue("(OO)", pool, kept);
+    /* It keeps `common` for the pool. The destructor last: it needs the context. */
+    PyObject *all = Py_BuildValue("(OO)", common, kept);
     if (capsule == NULL || all == NULL || PyCapsule_SetContext(capsule, all) < 0 ||
         PyCapsule_SetDestructor(capsule, free_prepared) < 0) {
         free(layer);
@@ -225,13 +225,16 @@ static PyObject *pack_quantized(PyObject *self, PyObject *arguments) {
 
 static PyObject *formats(PyObject *self, PyObject *unused) {
     (void)self, (void)unused;
-    PyObject *all = PyDict_New();
-    for (int i = 0; all != NULL && i < FORMATS; i++) {
-        PyObject *number = PyLong_FromLong(i);
-        if (number == NULL || PyDict_SetItemString(all, layouts[i].name, number) < 0) Py_CLEAR(all);
-        Py_XDECREF(number);
+    PyObject *list = PyList_New(0);
+    for (int i = 0; list != NULL && i < FORMATS; i++) {
+        const Layout *layout = &layouts[i];
+        const int group = layout->scales == OF_CHANNELS ? 0 : layout->group;
+        PyObject *format = Py_BuildValue("(siNN)", layout->code, group, PyBool_FromLong(layout->zero_bits > 0),
+                                         PyBool_FromLong(layout->scales == SHORTS));
+        if (format == NULL || PyList_Append(list, format) < 0) Py_CLEAR(list);
+        Py_XDECREF(format);
     }
-    return all;
+    return list;
 }
 
 static PyObject *panel_bytes(PyObject *self, PyObject *arguments) {
@@ -248,13 +251,10 @@ static PyMethodDef methods[] = {
     {"scratch_bytes", scratch_bytes, METH_VARARGS,
      "scratch_bytes(kind, threads, hidden, intermediate, tokens, top_k, num_experts) -> bytes"},
     {"run", run, METH_VARARGS,
-     "run(kind, pool, experts, E, H, I, (activation, has_gate, alpha, limit), (x, format), (ids, are int64),\n"
-     "    scores, T, K, out, scratch, counts or 0)\n"
-     "-> -1, or the id of an expert that is not held"},
+     "run(layer, (x, format), (ids, are int64), scores, T, K, out, scratch) -> -1, or the id of an expert that is not held\n"
+     "layer: (kind, pool, experts, E, H, I, (activation, has_gate, alpha, limit), counts or 0)"},
     {"prepare", prepare, METH_VARARGS,
-     "prepare(kind, pool, experts, E, H, I, (activation, has_gate, alpha, limit), (scratch, bytes), counts or 0,\n"
-     "        owners of the memory)\n"
-     "-> a layer for the loop's compiled code (direct.h)"},
+     "prepare(layer, (scratch, bytes), owners of the memory) -> a layer for the loop's compiled code (direct.h)"},
     {"read", read_memory, METH_VARARGS, "read(pool, address, bytes): read memory once, with all threads"},
     {"pack", pack, METH_VARARGS,
      "pack(rows, stride, n, words, out, panel_words): rows of words into panels; sizes in words of 4 bytes"},
@@ -262,7 +262,8 @@ static PyMethodDef methods[] = {
      "pack_quantized(format, inputs, group, (codes, stride), (scales, stride), (zeros or 0, stride, zero), n, out,\n"
      "               panel_words)\n"
      "-> whether all scales are finite; QuantizedMatrix in quantized.py describes the arrays"},
-    {"formats", formats, METH_NOARGS, "{name of a format of weights: its number}"},
+    {"formats", formats, METH_NOARGS,
+     "[(code, inputs of a scale, has zero points, has bfloat16 scales)] by the format's number"},
     {"panel_bytes", panel_bytes, METH_VARARGS, "panel_bytes(format, inputs) -> bytes of 16 packed output channels"},
     {NULL, NULL, 0, NULL},
 };

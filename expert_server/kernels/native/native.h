@@ -10,16 +10,9 @@
  *     bfloat16   panel p | k = 0,1: 16 pairs | k = 2,3: 16 pairs | ...      ("VNNI", for the dot products)
  *     others     panel p | segment | segment | ...
  *
- * A segment of quantised weights is lines of 16 dwords, one for each channel, and then a line of scales:
- *
- *     FP8        4 inputs a line: byte j has the e4m3 code of k = j
- *     int8       4 inputs a line: byte j has k = j
- *     int4       8 inputs a line: byte j has k = j in its lower half and k = j + 4 in its upper half
- *     MXFP4      8 inputs a line: the lower 16 bits have k = 0,2,4,6, the upper ones k = 1,3,5,7
- *
- * The weight of a code is scale * (code - zero). A scale is a float32, whose lowest bits hold the zero in formats with
- * zero points. MXFP4 has exponents of scales, byte g for the g-th 32 inputs of a segment. int4 may have bfloat16 scales,
- * half g of a word for the g-th 32 inputs.
+ * A segment of quantised weights is lines of 16 words, one for each channel, and then a line of scales (`ScaleKind`). The
+ * weight of a code is scale * (code - zero). How a word holds codes, and what they stand for, is in a header of codes/ for
+ * each code.
  *
  * n is padded to 16 with zeros, and k to `padded_k` with codes of scale 0 or inputs of 0. In the first product of a gated
  * expert the panels alternate, 16 gate channels and then the same 16 up channels, so that one task has both and can apply
@@ -46,94 +39,68 @@
 #define EACH_VECTOR_WIDTH
 #endif
 
-/* -- products (gemm_*.c) ------------------------------------------------------------------------------------ */
+/* -- formats of weights ------------------------------------------------------------------------------------- */
 
-/* c[m][16 * panels] = x[m][k] . w, float32.
- *
- * x: rows in the format of the kernel, `x_stride` bytes apart. w: the first panel; panels are `panel_bytes` apart.
- * k: padded. c: `ldc` floats between rows.
- *
- * The order of summation depends on k only, not on m and panels: bit for bit, a row's result does not depend on
- * the other rows.
- */
-typedef void Gemm(const char *x, size_t x_stride, int m, const char *w, size_t panel_bytes, int panels, int k,
-                  float *c, size_t ldc);
-
-typedef struct {
-    const char *at;
-    size_t bytes;
-} Region;
-
-/* What a thread reads after a product: the first two panels, and rows. */
-typedef struct {
-    Region weights, rows;
-} Ahead;
-
-/* The same product, which while it multiplies fetches its next weights and what comes after them; NULL: neither. It
- * reads up to GEMM_SPARE_ROWS rows after x, whatever is there, and overwrites c up to a multiple of as many rows. */
-typedef void GemmAhead(const char *x, size_t x_stride, int m, const char *w, size_t panel_bytes, int panels, int k,
-                       float *c, size_t ldc, const Ahead *ahead);
-#define GEMM_SPARE_ROWS 16
-
+/* What a word of a line of scales holds. */
 typedef enum {
-    FLOAT32,
-    BFLOAT16,
-    INT8,        /* One scale per channel. */
-    INT4,        /* Groups of multiples of 128. */
-    INT4_GROUPS, /* Groups of multiples of 32. */
-    INT4_SHORT,  /* The same with scales of 16 bits. */
-    INT8_GROUPS, /* Groups of multiples of 128. */
-    INT8_ZEROS,  /* Groups of multiples of 128, and zero points. */
-    FP8,
-    MXFP4,
+    NO_SCALES,
+    OF_CHANNELS, /* A float32, the same in each segment. */
+    OF_SEGMENTS, /* A float32 for the segment; its lowest bits hold the zero in formats with zero points. */
+    SHORTS,      /* bfloat16s: half g for the segment's g-th group. */
+    EXPONENTS,   /* Of powers of two: byte g for the segment's g-th group. */
+} ScaleKind;
+
+/* Every format of packed weights. A matrix is packed into the first of its code that has its groups and its zero points.
+ *
+ *     format       code     line unit segment group scales  zero zero_bits      (see Layout)
+ */
+#define EACH_FLOAT(X)                                                                                              \
+    /* Without scales: a multiple of a tile row for AMX. */                                                        \
+    X(FLOAT32,     float32,  1,   32,    0,    0, NO_SCALES,     0, 0)                                             \
+    X(BFLOAT16,    bfloat16, 2,   32,    0,    0, NO_SCALES,     0, 0)
+/* Exact in bfloat16, and multiplied as such. */
+#define EACH_NARROW_FLOAT(X)                                                                                       \
+    X(FP8,         fp8,      4,  128,  128,  128, OF_SEGMENTS,   0, 0)                                             \
+    X(MXFP4,       mxfp4,    8,  128,  128,   32, EXPONENTS,     0, 0)
+/* Multiplied as integers. */
+#define EACH_INTEGER(X)                                                                                            \
+    X(INT8,        int8,     4,   64, 1024, 1024, OF_CHANNELS, 128, 0)                                             \
+    X(INT8_GROUPS, int8,     4,  128,  128,  128, OF_SEGMENTS, 128, 0)                                             \
+    X(INT8_ZEROS,  int8,     4,  128,  128,  128, OF_SEGMENTS,   0, 8)                                             \
+    X(INT4,        int4,     8,  128,  128,  128, OF_SEGMENTS,   0, 5)                                             \
+    X(INT4_SHORT,  int4,     8,   64,   64,   32, SHORTS,        8, 0)                                             \
+    X(INT4_GROUPS, int4,     8,   64,   32,   32, OF_SEGMENTS,   0, 5)
+#define EACH_CODED(X) EACH_NARROW_FLOAT(X) EACH_INTEGER(X)
+#define EACH_FORMAT(X) EACH_FLOAT(X) EACH_CODED(X)
+
+#define NUMBER(FORMAT, ...) FORMAT,
+typedef enum {
+    EACH_FORMAT(NUMBER)
     FORMATS,
     SPLIT = FORMATS /* For x only: see SplitTail. */
 } Format;
 
+/* How weights of a format are packed. */
 typedef struct {
-    const char *isa;
-    bool (*works)(void);
-    Format weights;      /* Format of the packed weights. */
-    Format x;            /* Format of the rows. */
-    Gemm *gemm;
-    GemmAhead *ahead;    /* NULL: none. */
-} GemmKind;
+    const char *code; /* Its name, as eaas/checkpoint/quantized.py has it. */
+    int per_line;     /* Inputs of a line: 1, 2, 4 or 8. */
+    int unit;         /* k is padded to a multiple of it. */
+    int segment;      /* Inputs between two lines of scales; 0: no scales. */
+    int group;        /* Inputs of a scale; a divisor of the segment. */
+    ScaleKind scales;
+    int zero;         /* Code of the weight 0, if it is the same for all. */
+    int zero_bits;    /* Lowest bits of a scale that hold the code of the weight 0. */
+} Layout;
 
-/* All kinds in this build, the fastest first; ends with isa == NULL. */
-extern const GemmKind gemm_kinds[];
+#define LAYOUT(FORMAT, CODE, ...) [FORMAT] = {#CODE, __VA_ARGS__},
+static const Layout layouts[FORMATS] = {EACH_FORMAT(LAYOUT)};
 
 /* Bytes per value. A split row takes half of its float32 row, in place. */
 static inline size_t format_bytes(Format format) { return format == BFLOAT16 ? 2 : 4; }
 
-/* How weights of a format are packed. */
-typedef struct {
-    const char *name;
-    int per_line;  /* Inputs of a line. */
-    int unit;      /* k is padded to a multiple of it. */
-    int segment;   /* Inputs between two lines of scales; 0: no scales. */
-    int group;     /* Inputs of a scale; a divisor of the segment. */
-    int zero;      /* Code of the weight 0, if it is the same for all. */
-    int zero_bits; /* Lowest bits of a scale that hold the code of the weight 0. */
-} Layout;
-
-static const Layout layouts[FORMATS] = {
-    /* Without scales: a multiple of a tile row for AMX. */
-    [FLOAT32] = {"float32", 1, 32, 0, 0, 0, 0},
-    [BFLOAT16] = {"bfloat16", 2, 32, 0, 0, 0, 0},
-    [INT8] = {"int8", 4, 64, 1024, 1024, 128, 0},
-    [INT4] = {"int4", 8, 128, 128, 128, 0, 5},
-    [INT4_GROUPS] = {"int4 in groups", 8, 64, 32, 32, 0, 5},
-    [INT4_SHORT] = {"int4 in groups, bfloat16 scales", 8, 64, 64, 32, 8, 0},
-    [INT8_GROUPS] = {"int8 in groups", 4, 128, 128, 128, 128, 0},
-    [INT8_ZEROS] = {"int8 with zero points", 4, 128, 128, 128, 0, 8},
-    [FP8] = {"fp8", 4, 128, 128, 128, 0, 0},
-    [MXFP4] = {"mxfp4", 8, 128, 128, 32, 0, 0},
-};
-
-/* The largest exponent of an MXFP4 scale, 2^(exponent - 127), with which the weight 6 is finite. */
+/* The largest of EXPONENTS, 2^(exponent - 127), with which the weight 6 is finite. */
 #define LARGEST_EXPONENT 252
 
-/* Inputs of a line of packed weights: 1, 2, 4 or 8. */
 static inline int inputs_per_line(Format weights) { return layouts[weights].per_line; }
 static inline bool has_scales(Format weights) { return layouts[weights].segment > 0; }
 static inline int segment_inputs(Format weights) { return layouts[weights].segment; }
@@ -149,31 +116,74 @@ static inline int segments_of(Format weights, int k) {
     return has_scales(weights) ? (k + segment_inputs(weights) - 1) / segment_inputs(weights) : 0;
 }
 
+/* Bytes of a segment's codes; its scales follow. */
+static inline size_t codes_bytes(Format weights) {
+    return (size_t)(segment_inputs(weights) / inputs_per_line(weights)) * LINE_BYTES;
+}
+
 /* k: padded. */
 static inline size_t panel_bytes_of(Format weights, int k) {
     return (size_t)(k / inputs_per_line(weights) + segments_of(weights, k)) * LINE_BYTES;
 }
 
+/* -- products (gemm_*.c) ------------------------------------------------------------------------------------ */
+
+/* c[m][16 * panels] = x[m][k] . w, float32.
+ *
+ * x: rows in the format of the kernel, `x_stride` bytes apart. w: the first panel; panels are `panel_bytes` apart.
+ * k: padded. c: `ldc` floats between rows.
+ *
+ * The order of summation depends on k only, not on m and panels: bit for bit, a row's result does not depend on
+ * the other rows.
+ */
+#define GEMM_PARAMETERS                                                                                            \
+    const char *x, size_t x_stride, int m, const char *w, size_t panel_bytes, int panels, int k, float *c, size_t ldc
+#define GEMM_ARGUMENTS x, x_stride, m, w, panel_bytes, panels, k, c, ldc
+typedef void Gemm(GEMM_PARAMETERS);
+
+typedef struct {
+    const char *at;
+    size_t bytes;
+} Region;
+
+/* What a thread reads after a product: the first two panels, and rows. */
+typedef struct {
+    Region weights, rows;
+} Ahead;
+
+/* The same product, which while it multiplies fetches its next weights and what comes after them; NULL: neither. It
+ * reads up to GEMM_SPARE_ROWS rows after x, whatever is there, and overwrites c up to a multiple of as many rows. */
+typedef void GemmAhead(GEMM_PARAMETERS, const Ahead *ahead);
+#define GEMM_SPARE_ROWS 16
+
+typedef struct {
+    const char *isa;
+    bool (*works)(void);
+    Format weights;      /* Format of the packed weights. */
+    Format x;            /* Format of the rows. */
+    Gemm *gemm;
+    GemmAhead *ahead;    /* NULL: none. */
+} GemmKind;
+
+/* All kinds in this build, the fastest first; ends with isa == NULL. */
+extern const GemmKind gemm_kinds[];
+
 GemmAhead gemm_amx_bf16_ahead;
-Gemm gemm_amx_bf16, gemm_amx_fp8, gemm_amx_mxfp4;
-Gemm gemm_amx_bf16_few, gemm_amx_fp8_few, gemm_amx_mxfp4_few;
-/* The AMX products of bfloat16 rows leave up to this many to these. Of MXFP4, FMA costs more than decoding for tiles. */
+Gemm gemm_amx_bf16, gemm_amx_bf16_few, gemm_avx512_bf16, gemm_avx512_f32;
+#define OF_NARROW_FLOATS(FORMAT, ...) Gemm gemm_amx_##FORMAT, gemm_amx_few_##FORMAT, gemm_avx512_##FORMAT;
+#define OF_INTEGERS(FORMAT, ...) Gemm gemm_amx_##FORMAT, gemm_vnni_##FORMAT;
+#define OF_FLOAT_ROWS(FORMAT, ...) Gemm gemm_##FORMAT##_avx2, gemm_##FORMAT##_plain;
+EACH_NARROW_FLOAT(OF_NARROW_FLOATS)
+EACH_INTEGER(OF_INTEGERS)
+EACH_FORMAT(OF_FLOAT_ROWS)
+/* The AMX products of bfloat16 rows leave up to this many to these. With exponents, FMA costs more than decoding for
+ * tiles. */
 #define AMX_FEW_ROWS 4
-#define AMX_FEW_ROWS_MXFP4 2
+#define AMX_FEW_ROWS_EXPONENTS 2
 /* MXCSR of code that sums as tiles do: round to nearest, subnormals are zero, no exceptions. */
 #define AS_TILES_ROUND 0x9fc0
-bool amx_works(void);
-Gemm gemm_avx512_bf16, gemm_avx512_f32, gemm_avx512_fp8, gemm_avx512_mxfp4;
-bool avx512_bf16_works(void), avx512_works(void), avx512_codes_works(void);
-Gemm gemm_amx_int8, gemm_amx_int4, gemm_amx_int4_groups, gemm_amx_int4_short, gemm_amx_int8_groups, gemm_amx_int8_zeros;
-Gemm gemm_vnni_int8, gemm_vnni_int4, gemm_vnni_int4_groups, gemm_vnni_int4_short, gemm_vnni_int8_groups,
-    gemm_vnni_int8_zeros;
-bool amx_int8_works(void), vnni_works(void);
-#define GEMMS_OF_FLOAT_ROWS(LEVEL)                                                                                 \
-    Gemm gemm_f32_##LEVEL, gemm_bf16_##LEVEL, gemm_int8_##LEVEL, gemm_int4_##LEVEL, gemm_int4_groups_##LEVEL,      \
-        gemm_int4_short_##LEVEL, gemm_int8_groups_##LEVEL, gemm_int8_zeros_##LEVEL, gemm_fp8_##LEVEL, gemm_mxfp4_##LEVEL
-GEMMS_OF_FLOAT_ROWS(avx2);
-GEMMS_OF_FLOAT_ROWS(plain);
+bool amx_works(void), amx_int8_works(void);
+bool avx512_bf16_works(void), avx512_works(void), avx512_codes_works(void), vnni_works(void);
 bool avx2_works(void), plain_works(void);
 
 /* -- rows of 15 bits (split.c) ------------------------------------------------------------------------------ */
@@ -221,7 +231,7 @@ typedef struct {
     int inputs;
     int group;            /* Inputs of a scale; a multiple of the format's group, or `inputs`. */
     const uint8_t *codes; /* (n, inputs), or (n, ceil(inputs / 2)): input 2i in the lower half of byte i. */
-    const void *scales;   /* (n, groups): float32; exponents (uint8) for MXFP4. */
+    const void *scales;   /* (n, groups): float32, or exponents (uint8). */
     const uint8_t *zeros; /* (n, groups); NULL: `zero` everywhere. Formats with zeros only. */
     uint8_t zero;
     size_t codes_stride, scales_stride, zeros_stride; /* Elements between two channels. */

@@ -1,7 +1,9 @@
 /* Packs a matrix of rows into panels, three times as fast as torch's strided copy; quantised ones with their scales. */
+#include "native.h"
+
 #include <string.h>
 
-#include "native.h"
+#include "codes.h"
 
 /* Words transposed at a time: a cache line of each of the sixteen rows. */
 #define TURN 16
@@ -31,59 +33,48 @@ void pack_rows(const uint32_t *rows, size_t stride, size_t n, size_t words, uint
     }
 }
 
-/* The nibbles 0 to 3 of a word become the lower nibbles of its bytes. */
-static inline uint32_t spread(uint32_t nibbles) {
-    nibbles = (nibbles | nibbles << 8) & 0x00ff00ff;
-    return (nibbles | nibbles << 4) & 0x0f0f0f0f;
-}
-
-/* The lower nibbles of a word's bytes become the nibbles 0 to 3. */
-static inline uint32_t squeeze(uint32_t nibbles) {
-    nibbles = (nibbles | nibbles >> 4) & 0x00ff00ff;
-    return (nibbles | nibbles >> 8) & 0x0000ffff;
-}
-
 /* Words of consecutive inputs as the format has them. */
 EACH_VECTOR_WIDTH
 static void arrange(Format format, uint32_t *words, int count) {
-    if (format == MXFP4)
-        for (int i = 0; i < count; i++)
-            words[i] = squeeze(words[i] & 0x0f0f0f0f) | squeeze(words[i] >> 4 & 0x0f0f0f0f) << 16;
-    else if (inputs_per_line(format) == 8)
-        for (int i = 0; i < count; i++) words[i] = spread(words[i] & 0xffff) | spread(words[i] >> 16) << 4;
+#define ARRANGE(FORMAT, CODE, ...)                                                                                 \
+    case FORMAT:                                                                                                   \
+        for (int i = 0; i < count; i++) words[i] = arrange_##CODE(words[i]);                                       \
+        break;
+    switch (format) { EACH_CODED(ARRANGE) default: break; }
+}
+
+/* The scale of the group of an input: a float32's bits, or an exponent; clears *is_finite if it is not. */
+static uint32_t scale_at(const Codes *codes, ScaleKind kind, size_t channel, int input, bool *is_finite) {
+    const size_t at = channel * codes->scales_stride + (size_t)(input / codes->group);
+    if (kind == EXPONENTS) {
+        const uint32_t exponent = ((const uint8_t *)codes->scales)[at];
+        if (exponent > LARGEST_EXPONENT) *is_finite = false;
+        return exponent;
+    }
+    uint32_t bits;
+    memcpy(&bits, (const float *)codes->scales + at, sizeof bits);
+    if ((bits & 0x7f800000) == 0x7f800000) *is_finite = false;
+    return bits;
 }
 
 /* A channel's scales of the segment that begins at input `at`, as a word; clears *is_finite if they are not. */
 static uint32_t scale_word(const Codes *codes, Format format, size_t channel, int at, bool *is_finite) {
-    const uint32_t mask = (1u << layouts[format].zero_bits) - 1;
-    const size_t group = (size_t)(at / codes->group);
-    if (format == MXFP4) {
-        const uint8_t *exponents = (const uint8_t *)codes->scales + channel * codes->scales_stride;
+    const Layout *layout = &layouts[format];
+    if (layout->scales == EXPONENTS || layout->scales == SHORTS) {
+        const int end = at + layout->segment < codes->inputs ? at + layout->segment : codes->inputs;
         uint32_t word = 0;
-        for (int g = 0; g < 4 && at + g * layouts[MXFP4].group < codes->inputs; g++) {
-            const uint32_t exponent = exponents[(at + g * layouts[MXFP4].group) / codes->group];
-            if (exponent > LARGEST_EXPONENT) *is_finite = false;
-            word |= exponent << 8 * g;
+        for (int g = 0; at < end; at += layout->group, g++) {
+            const uint32_t scale = scale_at(codes, layout->scales, channel, at, is_finite);
+            /* A bfloat16 is the upper half of a float32. */
+            word |= layout->scales == EXPONENTS ? scale << 8 * g : scale >> 16 << 16 * g;
         }
         return word;
     }
-    if (format == INT4_SHORT) {
-        const uint32_t *scales = (const uint32_t *)codes->scales + channel * codes->scales_stride;
-        uint32_t word = 0;
-        for (int g = 0; g < 2 && at + g * layouts[INT4_SHORT].group < codes->inputs; g++) {
-            /* A bfloat16: its lower half is zero. */
-            const uint32_t scale = scales[(at + g * layouts[INT4_SHORT].group) / codes->group];
-            if ((scale & 0x7f800000) == 0x7f800000) *is_finite = false;
-            word |= scale >> 16 << 16 * g;
-        }
-        return word;
-    }
-    uint32_t bits;
-    memcpy(&bits, (const float *)codes->scales + channel * codes->scales_stride + group, sizeof bits);
-    if ((bits & 0x7f800000) == 0x7f800000) *is_finite = false;
+    const uint32_t bits = scale_at(codes, layout->scales, channel, at, is_finite);
+    const uint32_t mask = (1u << layout->zero_bits) - 1;
     if (mask == 0) return bits;
-    const uint8_t zero = codes->zeros ? codes->zeros[channel * codes->zeros_stride + group] : codes->zero;
-    return ((bits + mask / 2 + 1) & ~mask) | zero;
+    const size_t group = channel * codes->zeros_stride + (size_t)(at / codes->group);
+    return ((bits + mask / 2 + 1) & ~mask) | (codes->zeros ? codes->zeros[group] : codes->zero);
 }
 
 bool pack_codes(const Codes *codes, Format format, size_t n, uint32_t *out, size_t panel_words) {

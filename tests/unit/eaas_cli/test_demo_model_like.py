@@ -25,7 +25,7 @@ from eaas.checkpoint import Checkpoint, quiet_transformers
 from eaas.checkpoint.formats import StoredFormat
 from eaas.checkpoint.header import read_header
 from eaas.checkpoint.local import LocalSource
-from eaas.checkpoint.quantized import QuantizedMatrix, WeightFormat
+from eaas.checkpoint.quantized import FP8, INT4, MXFP4, QuantizedMatrix
 from eaas.errors import ConfigError
 from eaas_cli.commands import app
 from eaas_cli.demo_model import write_model_like
@@ -229,7 +229,7 @@ def test_mxfp4_is_stored_as_published(
     assert found["model.layers.1.self_attn.q_proj.bias"] == ("BF16", (128,))
     scales = read(path, f"{expert}.down_proj_scales")[3]
     matrix = QuantizedMatrix(
-        WeightFormat.MXFP4, 96, 32, read(path, f"{expert}.down_proj_blocks")[3].flatten(1), scales
+        MXFP4, 96, 32, read(path, f"{expert}.down_proj_blocks")[3].flatten(1), scales
     )
     assert len(scales.unique()) == 2
     assert len(matrix.codes.unique()) == 256
@@ -264,7 +264,7 @@ def test_fp8_is_stored_as_published(
 
     scales = read(path, f"{expert}_scale_inv").float().repeat_interleave(128, 0)
     codes = read(path, expert).view(torch.uint8)
-    matrix = QuantizedMatrix(WeightFormat.FP8, 96, 128, codes, scales)
+    matrix = QuantizedMatrix(FP8, 96, 128, codes, scales)
     matrix.check(expert)
     theirs = loaded(name)[0].state_dict()[f"{layer}.mlp.experts.down_proj"][1]
     torch.testing.assert_close(matrix.dequantize(), theirs, rtol=2**-7, atol=0)
@@ -283,13 +283,13 @@ def test_pack_quantized_is_stored_as_published(
     assert found[f"{expert}_shape"] == ("I64", (2,))
     assert read(path, f"{expert}_shape").tolist() == [256, 96]
     stored = Checkpoint.open(path).stored_format
-    assert stored == StoredFormat(WeightFormat.INT4, 32, has_short_scales=True)
+    assert stored == StoredFormat(INT4, 32, has_short_scales=True)
     packed = {name for name in found if name.endswith("_packed")}
     assert len(packed) == 2 * 16 * 3
     assert all(".mlp.experts." in name for name in packed)
     codes = read(path, f"{expert}_packed").view(torch.uint8)
     scales = read(path, f"{expert}_scale").float()
-    matrix = QuantizedMatrix(WeightFormat.INT4, 96, 32, codes, scales)
+    matrix = QuantizedMatrix(INT4, 96, 32, codes, scales)
     size = float(matrix.dequantize().square().mean().sqrt()) * 96**0.5 * 2.827
     assert size == pytest.approx(1, abs=0.05)
     pytest.importorskip("compressed_tensors")

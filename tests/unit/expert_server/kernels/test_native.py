@@ -26,12 +26,7 @@ FORMS = [ExpertForm(False, False, functional.relu)]
     hidden=st.integers(1, 300),
     intermediate=st.integers(1, 300),
     spec=st.sampled_from(
-        [
-            KernelSpec(torch.float32),
-            KernelSpec(torch.bfloat16),
-            KernelSpec(torch.float32, Quantization.INT8),
-            KernelSpec(torch.float32, Quantization.INT4),
-        ]
+        [KernelSpec(torch.bfloat16), *(KernelSpec(torch.float32, each) for each in Quantization)]
     ),
     is_interleaved=st.booleans(),
 )

@@ -10,12 +10,7 @@ from eaas.checkpoint.quantized import QuantizedMatrix
 from eaas.errors import CheckpointError
 from expert_layers import swiglu
 from expert_server.kernels import KernelSpec, Quantization, ReferenceKernel
-from expert_server.kernels.quantize import (
-    GROUP,
-    fake_quantize,
-    quantization_error,
-    quantize,
-)
+from expert_server.kernels.quantize import GROUP, fake_quantize, quantization_error, quantize
 from expert_server.weights.weights import ExpertForm, ExpertWeights
 
 HIDDEN, INTERMEDIATE = 256, 192
@@ -69,7 +64,7 @@ def test_codes_are_in_range_and_no_weight_is_far_off(quantization, data) -> None
     low, high = LARGEST[quantization]
     groups = 1 if quantization is Quantization.INT8 else -(-inputs // GROUP)
     codes_NK = signed_codes(matrix)
-    assert matrix.format == quantization
+    assert matrix.format.name == quantization
     assert matrix.shape == codes_NK.shape == w_NK.shape
     assert matrix.codes.dtype == torch.uint8
     assert matrix.scales.shape == (rows, groups)

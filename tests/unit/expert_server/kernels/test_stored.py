@@ -1,19 +1,27 @@
-"""Weights as quantised checkpoints store them: every code, what is refused; `test_kernels.py` computes."""
+"""Weights as quantised checkpoints store them, and as other packages do; `test_kernels.py` computes."""
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch.nn import functional
 
-from eaas.checkpoint.quantized import QuantizedMatrix, WeightFormat
-from eaas.errors import CheckpointError
-from expert_layers import BOUND, FORMATS, FORMS, STORED, TRITON, Candidate, layer, over
-from expert_server.kernels import KernelSpec, Quantization, StoredFormat, _native
+from eaas.checkpoint import Checkpoint
+from eaas.checkpoint.formats.registry import GROUP
+from eaas.checkpoint.quantized import FP8, INT4, INT8, MXFP4, QuantizedMatrix
+from eaas.errors import CheckpointError, UnsupportedModelError
+from expert_layers import BOUND, FORMATS, FORMS, STORED, TRITON, Candidate, Layer, layer, over
+from expert_server.kernels import KernelSpec, Quantization, ReferenceKernel, StoredFormat
+from expert_server.kernels.choose import ExpertSizes, choose_kernel
 from expert_server.kernels.kernel import UnsupportedError
+from expert_server.kernels.spec import spec_of
+from expert_server.weights.reader import ExpertReader
 from expert_server.weights.weights import ExpertForm, ExpertWeights
+from installed_package import install
+from quantized_checkpoint import Packed, Scheme, quantized_copy
 
-FP8, MXFP4, INT4, INT8 = WeightFormat.FP8, WeightFormat.MXFP4, WeightFormat.INT4, WeightFormat.INT8
 AUTO = [Candidate(KernelSpec(torch.bfloat16, stored=stored), "") for stored in FORMATS]
 each_format = over([*AUTO, *TRITON[2:]])
 
@@ -205,5 +213,42 @@ def test_memory_is_that_of_the_checkpoint(isa, stored, least, most) -> None:
         assert least <= both.kernel.bytes * 8 / (3 * 1024 * 512) <= most
 
 
-def test_every_format_has_panels() -> None:
-    assert {"fp8", "mxfp4", "int4", "int4 in groups"} < _native.formats().keys()
+PAGE = (Path(__file__).parents[4] / "docs" / "models.md").read_text()
+(SHOWN,) = re.findall(r"```python\n(.*?)```", PAGE.split("## Your own number format")[1], re.DOTALL)
+NAME = "int8-groups"
+
+
+def pack(weight_NK: torch.Tensor) -> Packed:
+    scales_NG = torch.stack([part.abs().amax(1) / 127 for part in weight_NK.split(32, dim=1)], 1)
+    by_input = scales_NG.repeat_interleave(32, 1)[:, : weight_NK.shape[1]]
+    codes = (weight_NK / by_input).round().to(torch.int8)
+    return Packed({"weight": codes, "weight_scale": scales_NG}, codes * by_input)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_package_adds_a_format(dtype, checkpoint, tmp_path, monkeypatch) -> None:
+    copy, scheme = tmp_path / "copy", Scheme({"quant_method": NAME}, pack)
+    plain = quantized_copy(checkpoint(), copy, scheme, dtype)
+    with pytest.raises(UnsupportedModelError, match=f"{NAME}', which is not supported"):
+        Checkpoint.open(copy)
+    entries = {NAME: "matrices", "gone": "gone"}
+    install(tmp_path, monkeypatch, GROUP, "int8_groups", entries, SHOWN)
+    reader, exact = ExpertReader(Checkpoint.open(copy)), ExpertReader(Checkpoint.open(plain))
+    assert str(reader.stored) == f"{NAME} (groups of 32)"
+    spec = spec_of(reader, threads=1)
+    # float32 holds all values of float16.
+    assert spec.dtype is (torch.float32 if dtype is torch.float16 else dtype)
+    kernel = choose_kernel(reader.forms, spec, ExpertSizes(64, 32, 8, 2)).kernel
+    assert kernel.name == "native"
+    both = Layer(kernel, ReferenceKernel(exact.forms, KernelSpec(torch.float64)), [])
+    for read, to in ((reader, both.kernel), (exact, both.reference)):
+        for expert, weights in read.read(0, range(8)):
+            to.load(0, expert, weights)
+    one = Candidate(spec, "").batch(9, 64, list(range(8)) * 2 + [3, 5], 2)
+    assert both.error(*one) < BOUND[spec.dtype]
+    assert kernel.bytes == 8 * 3 * 64 * 32 * spec.dtype.itemsize
+    kernel.close()
+    config = copy / "config.json"
+    config.write_text(config.read_text().replace(NAME, "gone"))
+    with pytest.raises(UnsupportedModelError, match="'gone': int8_groups:gone cannot be loaded"):
+        Checkpoint.open(copy)

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from eaas.checkpoint.quantized import WeightFormat
+from eaas.checkpoint.quantized import INT4
 from eaas.errors import ConfigError
 from expert_layers import FORMS
 from expert_server.kernels import KernelSpec, StoredFormat
@@ -32,7 +32,7 @@ def test_is_tried_before_it_serves(dtype: torch.dtype) -> None:
 @needs_triton
 def test_weights_that_it_lacks_are_refused_with_a_remedy() -> None:
     interpreted_kernel()
-    spec = KernelSpec(torch.bfloat16, stored=StoredFormat(WeightFormat.INT4, 128))
+    spec = KernelSpec(torch.bfloat16, stored=StoredFormat(INT4, 128))
     with pytest.raises(ConfigError, match=r"triton: .*fp8 and mxfp4\); give --kernel auto$"):
         choose_kernel([FORM], spec, SIZES, "triton")
     with pytest.raises(ConfigError, match=r"triton: .*fp8 and mxfp4\); give --device cpu$"):
