@@ -26,6 +26,7 @@ from expert_server.weights.weights import ExpertWeights
 __all__ = ["PackedExpert", "is_decoded", "pack_expert", "panel_format"]
 
 _PANEL, _WORD_BYTES = 16, 4
+_FORMATS = _native.formats()
 _FLOATS = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
@@ -51,7 +52,7 @@ class PackedExpert:
 
 def is_decoded(weights: WeightFormat) -> bool:
     """Whether the compiled kernel computes from these codes; else they become floats on loading."""
-    return any(code == weights.name for code, *_ in _native.formats())
+    return any(code == weights.name for code, *_ in _FORMATS)
 
 
 def panel_format(spec: KernelSpec) -> int:
@@ -64,9 +65,9 @@ def panel_format(spec: KernelSpec) -> int:
         raise UnsupportedError(f"{spec.dtype} weights: this kernel supports float32 and bfloat16")
     stored = spec.stored or QUANTIZED.get(spec.quantization)
     if stored is None or not is_decoded(stored.format):
-        return [code for code, *_ in _native.formats()].index(_FLOATS[spec.dtype])
+        return [code for code, *_ in _FORMATS].index(_FLOATS[spec.dtype])
     units = []
-    for number, (code, unit, may_have_zeros, are_short) in enumerate(_native.formats()):
+    for number, (code, unit, may_have_zeros, are_short) in enumerate(_FORMATS):
         if code != stored.format.name or stored.has_zeros > may_have_zeros:
             continue
         if are_short and not stored.has_short_scales:

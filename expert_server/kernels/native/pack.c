@@ -44,7 +44,7 @@ static void arrange(Format format, uint32_t *words, int count) {
 }
 
 /* The scale of the group of an input: a float32's bits, or an exponent; clears *is_finite if it is not. */
-static uint32_t scale_at(const Codes *codes, ScaleKind kind, size_t channel, int input, bool *is_finite) {
+INLINE uint32_t scale_at(const Codes *codes, ScaleKind kind, size_t channel, int input, bool *is_finite) {
     const size_t at = channel * codes->scales_stride + (size_t)(input / codes->group);
     if (kind == EXPONENTS) {
         const uint32_t exponent = ((const uint8_t *)codes->scales)[at];
