@@ -70,6 +70,8 @@ FORMATS = [
     StoredFormat(INT8, 0, has_zeros=True),
     StoredFormat(INT8, 128, has_order=True),
     StoredFormat(INT8, 256, has_zeros=True),
+    StoredFormat(INT8, 32),
+    StoredFormat(INT8, 96, has_zeros=True),
 ]
 
 

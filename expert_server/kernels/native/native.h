@@ -67,6 +67,7 @@ typedef enum {
     X(INT8,        int8,     4,   64, 1024, 1024, OF_CHANNELS, 128, 0)                                             \
     X(INT8_GROUPS, int8,     4,  128,  128,  128, OF_SEGMENTS, 128, 0)                                             \
     X(INT8_ZEROS,  int8,     4,  128,  128,  128, OF_SEGMENTS,   0, 8)                                             \
+    X(INT8_SMALL,  int8,     4,   64,   32,   32, OF_SEGMENTS,   0, 8)                                             \
     X(INT4,        int4,     8,  128,  128,  128, OF_SEGMENTS,   0, 5)                                             \
     X(INT4_SHORT,  int4,     8,   64,   64,   32, SHORTS,        8, 0)                                             \
     X(INT4_GROUPS, int4,     8,   64,   32,   32, OF_SEGMENTS,   0, 5)

@@ -156,8 +156,8 @@ def test_a_matrix_with_a_scale_per_channel_among_groups(isa: str) -> None:
     ("isa", "spec", "why"),
     [
         ("", (INT4, 48), "int4 .groups of 48.*multiples of 32"),
-        ("", (INT8, 64), "int8 .groups of 64.*multiples of 128"),
-        ("", (INT8, 64, True), "int8 .groups of 64.*multiples of 128"),
+        ("", (INT8, 48), "int8 .groups of 48.*multiples of 32"),
+        ("", (INT8, 48, True), "int8 .groups of 48.*multiples of 32"),
         ("", (FP8, 64), "fp8 .groups of 64.*multiples of 128"),
         ("", (FP8, 128, True), "no zero points"),
         ("triton", (INT4, 128), "supports fp8 and mxfp4"),
