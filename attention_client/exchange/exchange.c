@@ -444,7 +444,7 @@ read_backlogs(Route *route)
 {
     for (Py_ssize_t s = 0; s < route->servers; s++) {
         PyObject *slots = PyTuple_GetItem(route->slots_S, s);
-        if (!MUTANT(10) && slots != Py_None && ((Slots *)slots)->abandoned > 0) {
+        if (slots != Py_None && ((Slots *)slots)->abandoned > 0) {
             return false;
         }
         double own_s = slots == Py_None ? 0.0 : route->rate_S[s] * ((Slots *)slots)->work;
@@ -572,7 +572,7 @@ static bool
 any_stopped(const Exchange *exchange)
 {
     for (int i = 0; i < exchange->count; i++) {
-        if (__atomic_load_n(&exchange->requests[i].slots->stopped, __ATOMIC_RELAXED)) {
+        if (!MUTANT(10) && __atomic_load_n(&exchange->requests[i].slots->stopped, __ATOMIC_RELAXED)) {
             return true;
         }
     }

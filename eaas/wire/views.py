@@ -11,13 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from eaas.wire.arena import Arena
-from eaas.wire.header import RequestHeader
-from eaas.wire.slot import request_views, result_view
+from eaas.wire.slot import result_view
 
-__all__ = ["PayloadArrays", "SlotViews"]
-
-PayloadArrays = tuple[npt.NDArray[Any], npt.NDArray[np.int32], npt.NDArray[np.float32]]
-"""Views of a payload: hidden states (T, H), bfloat16 as uint16; expert ids (T, K); scores (T, K)."""
+__all__ = ["SlotViews"]
 
 # Limit of cached sets of views, about 2 KB each. The cache is cleared when it is full.
 _MOST_CACHED = 2048
@@ -37,19 +33,8 @@ class SlotViews:
     def __init__(self, arena: Arena, hidden_size: int) -> None:
         self._arena = arena
         self._hidden_size = hidden_size
-        self._payloads: dict[tuple[int, int, int, int], PayloadArrays] = {}
         self._results: dict[tuple[int, int], npt.NDArray[np.float32]] = {}
         self.made = 0
-
-    def payload(self, slot: int, header: RequestHeader) -> PayloadArrays:
-        """Return views of a request's payload: for the client to fill, or the server to read (validated)."""
-        key = (slot, header.batch_size, header.top_k, header.dtype)
-        arrays = self._payloads.get(key)
-        if arrays is None:
-            offset = self._arena.request_offset(slot)
-            arrays = request_views(self._arena.buffer, offset, header)
-            self._keep(self._payloads, key, arrays)
-        return arrays
 
     def result(self, slot: int, rows: int) -> npt.NDArray[np.float32]:
         """Return a view of a request's result (T, H): for the server to fill, or the client to read."""
@@ -63,7 +48,6 @@ class SlotViews:
 
     def clear(self) -> None:
         """Drop all cached views of slots, so that closing the arena can free its memory."""
-        self._payloads.clear()
         self._results.clear()
 
     def _keep(self, cached: dict[Any, Any], key: Any, views: Any) -> None:

@@ -8,16 +8,21 @@ from __future__ import annotations
 import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from eaas.wire import Arena, RequestHeader
 from eaas.wire.header import REQUEST_HEADER_BYTES, WireDtype, payload_layout
 from eaas.wire.slot import request_views
-from eaas.wire.views import PayloadArrays, SlotViews
+from eaas.wire.views import SlotViews
 
 __all__ = ["PayloadViews", "Scratch", "TensorViews"]
+
+PayloadArrays = tuple[npt.NDArray[Any], npt.NDArray[np.int32], npt.NDArray[np.float32]]
+"""Views of a payload: hidden states (T, H), bfloat16 as uint16; expert ids (T, K); scores (T, K)."""
 
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 # Batch shapes whose views are kept. Beyond this number, all are dropped and made anew.
@@ -58,7 +63,8 @@ class TensorViews(SlotViews):
         key = (slot, header.batch_size, header.top_k, header.dtype)
         views = self._with_tensors.get(key)
         if views is None:
-            views = PayloadViews.of(self.payload(slot, header), WireDtype(header.dtype))
+            arrays = request_views(self._arena.buffer, self._arena.request_offset(slot), header)
+            views = PayloadViews.of(arrays, WireDtype(header.dtype))
             self._keep(self._with_tensors, key, views)
         return views
 

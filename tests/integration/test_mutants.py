@@ -17,6 +17,12 @@ SWITCH = Path("eaas/wire/mutant.h")
 CLIENT = "tests/unit/attention_client"
 EXCHANGE = f"{CLIENT}/exchange"
 CALLS = f"{EXCHANGE}/test_compiled_calls.py"
+SERVER = "tests/unit/expert_server"
+LOOP, LONE = f"{SERVER}/test_loop.py", f"{SERVER}/test_lone_requests.py"
+CONTRACT = f"{SERVER}/test_contract.py"
+REVOKED = (
+    f"{LOOP}::test_row_16_a_slot_revoked_while_it_is_computed_is_neither_answered_nor_handed_on"
+)
 
 # Number of the fault, what it is, and the tests of which one fails.
 MUTANTS = {
@@ -29,10 +35,27 @@ MUTANTS = {
     7: ("another client's answer freed", f"{CLIENT}/test_connection.py"),
     8: ("a slot freed twice", CALLS),
     9: ("a late request that nobody notices", f"{CALLS}::test_the_only_server_is_late"),
-    10: (
-        "requests to a server that owes an answer",
-        f"{CALLS}::test_a_server_that_owes_an_answer_gets_no_request",
+    10: ("a lost connection that is waited for", f"{CALLS}::test_a_lost_connection_ends_the_wait"),
+    11: (
+        "a claimed slot whose flag is not read again",
+        f"{LOOP}::test_row_16_a_slot_handed_on_before_the_loop_marked_it_is_left_alone",
     ),
+    12: (
+        "a request larger than its grant",
+        f"{LONE}::test_a_request_of_another_size_than_its_grant",
+    ),
+    13: (
+        "a request of another generation",
+        f"{CONTRACT}::test_row_16_what_a_former_owner_writes_is_refused_by_its_generation",
+    ),
+    14: ("a slot released before its reply", REVOKED),
+    15: ("a revoked slot's flag overwritten", REVOKED),
+    16: ("a client that is not woken", f"{LONE}::test_a_sleeping_client_is_woken"),
+    17: (
+        "a header that is believed after it changed",
+        f"{CONTRACT}::test_row_19_only_what_was_checked_is_believed",
+    ),
+    18: ("a flag written before its answer", f"{LONE}::test_the_verbs_of_a_request"),
     19: ("a sum in another order", f"{CLIENT}/dispatch/test_parts.py"),
     20: ("each call drawn alike", f"{CLIENT}/dispatch/test_policy.py"),
     21: ("hedges after the least time", f"{CLIENT}/test_budget.py"),
