@@ -343,7 +343,7 @@ class Connection:
             raise self._taken_back(ticket)
         if state == AWAITED:
             return None
-        raise SlotCorruptError(f"slot {slot}, request {ticket.request_id}: wrong {fault}")
+        raise SlotCorruptError(f"slot {slot}: wrong {fault}")
 
     def _read_again(self, ticket: Ticket, error: SlotCorruptError) -> ResultHeader | None:
         """Read a damaged answer once more, because bytes may arrive after their flag.

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from attention_client.connections import connection
 from attention_client.layer_call.call import LayerCall
 from balancer.planner.pool import ServerPool
 from cluster_sim import Simulation, Violation
@@ -29,12 +28,11 @@ def no_retry(call: Any, part: Any) -> None:
 @pytest.mark.parametrize(
     ("owner", "name", "without", "first", "words"),
     [
-        (PlacementHandler, "_refuse_older", lambda *_: None, 37, "an older epoch"),
-        (connection, "validate_result", lambda *_, **__: None, 3, "a wrong answer"),
+        (PlacementHandler, "_refuse_older", lambda *_: None, 10, "an older epoch"),
         (ServerPool, "clients_behind", lambda *_: False, 5, "to a retirement"),
         (LayerCall, "_miss", no_retry, 1, r"no experts \[.*\], of"),
     ],
-    ids=["fencing by epoch", "request ids", "clients' word before a retirement", "failover"],
+    ids=["fencing by epoch", "clients' word before a retirement", "failover"],
 )
 def test_the_simulation_notices_a_missing_safeguard(
     monkeypatch: pytest.MonkeyPatch,

@@ -308,9 +308,10 @@ def test_a_lost_connection_ends_the_wait(world: World) -> None:
     """The wait of a compiled call ends with the connection, long before the server's time is over."""
     world.servers[0].next_answers = [silent]
     x_TH, ids_TK, scores_TK = world.inputs(16)
-    connection = world.servers[0].connection
-    connection.service.observe(16, 5.0)
-    connection.slots.set_times(*connection.service.table())
+    for server in world.servers:
+        for tokens in (1, 2, 4, 8, 16):
+            server.connection.service.observe(tokens, 5.0)
+        server.connection.slots.set_times(*server.connection.service.table())
     done: list[torch.Tensor] = []
     call = world.calls.start(0, x_TH, ids_TK, scores_TK, None)
     thread = threading.Thread(target=lambda: done.append(call.finish()))
@@ -318,7 +319,7 @@ def test_a_lost_connection_ends_the_wait(world: World) -> None:
     while world.servers[0].next_answers:
         time.sleep(0.001)
     started = time.monotonic()
-    connection.lose("the process ended")
+    world.servers[0].connection.lose("the process ended")
     world.views.append(ClusterView(world.views[0].placement, (None, world.servers[1].connection)))
     thread.join(5)
     assert torch.equal(done[0], right(x_TH, ids_TK))
