@@ -274,7 +274,7 @@ class RequestHeader(NamedTuple):
 
 
 class ResultHeader(NamedTuple):
-    """Header of an answer in a slot. Make one with `of`; check a received one with `validate_result`.
+    """Header of an answer in a slot. Make one with `of`; a client checks a received one by `Slots.answer_of`.
 
     Attributes:
         magic: MAGIC.

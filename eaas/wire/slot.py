@@ -117,7 +117,6 @@ __all__ = [
     "result_view",
     "seal",
     "validate_request",
-    "validate_result",
     "verify",
     "write_trace",
 ]
@@ -177,38 +176,6 @@ def validate_request(
         raise error(f"wrong {words} in {header}")
 
 
-def validate_result(
-    header: ResultHeader,
-    *,
-    result_capacity: int,
-    request_id: int,
-    rows: int,
-    hidden_size: int,
-    generation: int,
-) -> None:
-    """Validate the header of a result on the client; call this before `result_view`.
-
-    Args:
-        header: Header in the slot.
-        result_capacity: Capacity of the slot.
-        request_id: Id of the request.
-        rows: Tokens (T) of the request; a single row would broadcast in a sum.
-        hidden_size: H of the request.
-        generation: Generation of the connection.
-
-    Raises:
-        SlotCorruptError: The slot holds no intact answer to this request.
-    """
-    fault = _protocol.answer_fault(
-        header.packed(), request_id, result_capacity, generation, rows, hidden_size
-    )
-    if fault is not None:
-        raise SlotCorruptError(
-            f"wrong {fault[0]} in {header}: request {request_id}, generation {generation},"
-            f" ({rows}, {hidden_size}) in {result_capacity} bytes"
-        )
-
-
 # -- checksum -------------------------------------------------------------------------------------
 
 _CHECKSUM_OFFSET, _CHECKSUM_BYTES = _protocol.REQUEST_PLACES[
@@ -238,8 +205,9 @@ def seal(
 def verify(buffer: ReadableBuffer, offset: int, header: RequestHeader | ResultHeader) -> None:
     """Verify the checksum of a header in a slot and of its payload or result.
 
-    The caller must know that `header.end` lies in the slot (`validate_request` and `validate_result` check
-    it). Answers without a result also have a checksum, so do not use even the status before this.
+    The caller must know that `header.end` lies in the slot (`validate_request` and a client's
+    `Slots.answer_of` check it). Answers without a result also have a checksum, so do not use even the status
+    before this.
 
     Raises:
         SlotCorruptError: The bytes are damaged, or the header in memory has changed.

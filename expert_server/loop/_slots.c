@@ -118,9 +118,6 @@ parse_slot(const SlotsObject *self, PyObject *object, Verdict least)
 static PyObject *
 slots_accept(SlotsObject *self, PyObject *argument)
 {
-    static const char *const words[] = {
-#define WORDS_OF(name, words) words,
-        FAULTS(WORDS_OF)};
     Py_ssize_t slot = parse_slot(self, argument, NO_REQUEST);
     if (slot < 0) {
         return NULL;
@@ -135,7 +132,7 @@ slots_accept(SlotsObject *self, PyObject *argument)
     if (verdict != FAULTY) {
         return Py_BuildValue("(y#O)", header, size, Py_None);
     }
-    return Py_BuildValue("(y#(sNN))", header, size, words[request->fault],
+    return Py_BuildValue("(y#(sNN))", header, size, fault_words(request->fault),
                          PyBool_FromLong(is_frame_fault(request->fault)), PyBool_FromLong(is_misfit(request->fault)));
 }
 

@@ -21,6 +21,7 @@ from eaas.net.grpc_client import channel
 from eaas.rpc.v1 import expert_pb2 as pb
 from eaas.rpc.v1 import expert_pb2_grpc
 from eaas.versions import SLOTS
+from eaas.wire import RequestHeader
 from eaas_cli.local import LocalCluster
 from eaas_cli.local.fork_server import ForkServer
 from refusals import refusal
@@ -66,13 +67,30 @@ def test_row_20_nan_or_inf_in_one_token(
     assert client.failovers("refused") == 0
 
 
+class ForgedHeaders:
+    """The slots of a connection, which change the header of each request after it was written."""
+
+    def __init__(self, connection: Any, changes: dict[str, int], sent: list[int]) -> None:
+        self._slots, self._arena = connection.slots, connection._link.arena
+        self._changes, self._sent = changes, sent
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._slots, name)
+
+    def write(self, slot: int, request_id: int, *others: Any) -> bool:
+        self._sent.append(request_id)
+        written = bool(self._slots.write(slot, request_id, *others))
+        buffer, offset = self._arena.buffer, self._arena.request_offset(slot)
+        header = RequestHeader.unpack_from(buffer, offset)
+        header._replace(**self._changes).pack_into(buffer, offset)
+        return written
+
+
 @pytest.mark.parametrize("transport", ["shm", "grpc"])
 def test_row_21_wrong_hidden_size_or_dtype(
     cluster: LocalCluster, transport: str, monkeypatch: pytest.MonkeyPatch, chaos: ChaosWorld
 ) -> None:
     """Row 21: wrong hidden size or dtype: INVALID_ARGUMENT; not retried; not held against the server."""
-    from attention_client.connections import connection as connection_module
-
     client = chaos.join(cluster, 2, transport=transport)
     expected_TH = client.layer()
     # Refused by the client, before anything is sent.
@@ -85,18 +103,11 @@ def test_row_21_wrong_hidden_size_or_dtype(
         client.cluster.layer_call(0, doubled_TH, few_TK, one_TK, None)
     # Refused by the server: a client without that check.
     sent: list[int] = []
-    changes: dict[str, int] = {}
-    plain = connection_module.RequestHeader.pack_into
-
-    def forged(header: Any, buffer: Any, offset: int) -> None:
-        sent.append(header.request_id)
-        plain(header._replace(**changes), buffer, offset)
-
     for lie in ({"hidden_size": client.shape.hidden_size + 1}, {"dtype": 77}):
-        changes = lie
         sent.clear()
         with monkeypatch.context() as patch:
-            patch.setattr(connection_module.RequestHeader, "pack_into", forged)
+            for connection in client.cluster.view().connections:
+                patch.setattr(connection, "slots", ForgedHeaders(connection, lie, sent))
             with pytest.raises(WrongRequestError, match=r"refused a request of layer 0"):
                 client.layer(tokens=1)
         # A token's experts may be on two servers: each is asked once.

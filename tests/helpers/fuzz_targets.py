@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from answer_headers import validate_result
 from eaas.errors import SlotCorruptError, WrongRequestError
 from eaas.rpc.v1 import balancer_pb2, common_pb2, expert_pb2, monitor_pb2
 from eaas.spares import SpareReplicas
@@ -38,7 +39,6 @@ from eaas.wire.slot import (
     result_view,
     seal,
     validate_request,
-    validate_result,
     verify,
 )
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from answer_headers import validate_result
 from eaas.types import ModelShape
 from eaas.wire import Arena, RequestHeader, ResultHeader, SlotState
 from eaas.wire.header import payload_layout, result_length
@@ -20,7 +21,6 @@ from eaas.wire.slot import (
     request_views,
     result_view,
     seal,
-    validate_result,
     verify,
 )
 from eaas_cli.demo_model import ARCHITECTURES

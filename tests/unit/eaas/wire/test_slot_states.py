@@ -5,6 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from answer_headers import validate_result
 from eaas.wire import Arena, RequestHeader, ResultHeader, SlotState, _protocol
 from eaas.wire.slot import (
     CHECKSUM_FLAG,
@@ -15,7 +16,6 @@ from eaas.wire.slot import (
     result_view,
     seal,
     validate_request,
-    validate_result,
     verify,
 )
 
