@@ -17,14 +17,13 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from attention_client.connections.deadlines import HedgeBudget
 from attention_client.connections.server_connections import ServerConnections
 from attention_client.dispatch import dispatch_policy
-from attention_client.layer_call.call import ClusterView, Dispatcher
-from attention_client.layer_call.calls import LayerCalls, RemoteCall
 from attention_client.layer_call.expert_attribution import ExpertAttribution
+from attention_client.layer_call.layer_calls import LayerCalls
+from attention_client.layer_call.shared import CallContext, ClusterView
 from attention_client.placement_adoption import PlacementSwitch
 from attention_client.telemetry.metrics import ClientMetrics
 from attention_client.telemetry.tracing import LayerTraces
@@ -64,6 +63,11 @@ class Cluster:
         tls: Identity of this process; None: plain text.
         traces: Traces of requests; None: no tracing.
 
+    Attributes:
+        layer_call: Computes the routed experts of one MoE layer for the model's forward pass, in place of its
+            own experts, and waits for the result (`LayerCalls.run`).
+        start_layer_call: Starts such a call without waiting (`LayerCalls.start`).
+
     Raises:
         ClusterError: The monitor cannot be reached.
         ConfigError: The transport is not installed.
@@ -97,20 +101,12 @@ class Cluster:
         self._members: MembershipView | None = None
         self._state = MemberState.JOINING
         self._closed = False
-        dispatcher = Dispatcher(
-            replicas=self,
-            policy=dispatch_policy(config.dispatch),
-            timeout_s=config.layer_timeout_s,
-            attempt_timeout_s=config.attempt_timeout_s,
-            hedges=HedgeBudget(config.hedge_share),
-            metrics=metrics,
-            attribution=self.attribution,
-            traces=traces,
-            on_stale=self._on_stale,
-        )
-        self._levels = dispatcher.policy.levels
-        self._calls = LayerCalls(dispatcher, config.checksum)
-        metrics.refresh_with(self._calls.compiled.read)
+        shared = self._call_context(traces)
+        self._levels = shared.policy.levels
+        self._calls = LayerCalls(shared, config.checksum)
+        self.layer_call = self._calls.run
+        self.start_layer_call = self._calls.start
+        metrics.refresh_with(self._calls.read)
         self._servers = ServerConnections(
             self.client_id, shape, config, metrics, self._changed, self._refresh, tls
         )
@@ -135,54 +131,25 @@ class Cluster:
         self._servers.start(self.session)
         self._reporter = OutcomeReporter(self.session, metrics.outcomes, self._settle)
         metrics.view_age.set_function(lambda: self.session.view.age_s(time.monotonic()))
-        metrics.load_pairs.set_function(lambda: dispatcher.speeds.load_pairs)
+        metrics.load_pairs.set_function(lambda: shared.speeds.load_pairs)
         self._placements = PlacementWatch(
             self._balancer_address, self._on_placement, tls, self._on_spares
         )
 
     # -- calls ----------------------------------------------------------------------------------------
 
-    def layer_call(
-        self,
-        layer: int,
-        x_TH: torch.Tensor,
-        ids_TK: torch.Tensor,
-        scores_TK: torch.Tensor,
-        wanted_T: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Compute the routed experts of one MoE layer on the expert servers, and wait for the result.
-
-        Called by the model's forward pass, in place of its experts.
-
-        Args:
-            layer: MoE layer.
-            x_TH: Hidden states in fp32, bf16 or fp16.
-            ids_TK: Logical expert ids.
-            scores_TK: Weights of the experts.
-            wanted_T: bool; tokens to compute, others give 0. None: all.
-
-        Returns:
-            (T, H) in the dtype of the hidden states; the servers' parts are added in float32.
-
-        Raises:
-            ExpertsUnavailableError: No live replica answered before the deadline.
-            WrongRequestError: A server refused the request.
-        """
-        return self._calls.run(layer, x_TH, ids_TK, scores_TK, wanted_T)
-
-    def start_layer_call(
-        self,
-        layer: int,
-        x_TH: torch.Tensor,
-        ids_TK: torch.Tensor,
-        scores_TK: torch.Tensor,
-        wanted_T: torch.Tensor | None,
-    ) -> RemoteCall:
-        """Start a layer call without waiting: the model computes something else before its `finish`.
-
-        Args and errors are those of `layer_call`. `cancel` a call that may not have finished.
-        """
-        return self._calls.start(layer, x_TH, ids_TK, scores_TK, wanted_T)
+    def _call_context(self, traces: LayerTraces | None) -> CallContext:
+        return CallContext(
+            replicas=self,
+            policy=dispatch_policy(self.config.dispatch),
+            timeout_s=self.config.layer_timeout_s,
+            attempt_timeout_s=self.config.attempt_timeout_s,
+            hedges=HedgeBudget(self.config.hedge_share),
+            metrics=self.metrics,
+            attribution=self.attribution,
+            traces=traces,
+            on_stale=self._on_stale,
+        )
 
     def view(self) -> ClusterView:
         """Return the newest placement and its connections, by which layer calls send.

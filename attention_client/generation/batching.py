@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from attention_client.engines.transformers.model import count_passes, remote_experts
 from attention_client.engines.transformers.paged.cache import PagedCache, windows_of
 from attention_client.engines.transformers.paged.model import (
     PagedModel,
@@ -76,8 +75,6 @@ class BatchingEngine:
         self._model = PagedModel(
             model,
             cache.layers(heads),
-            remote_experts(model),
-            count_passes(model),
             sizes.attention_threads,
         )
         kinds = map(Kind, cache.kinds, cache.blocks, cache.block_bytes)

@@ -4,14 +4,14 @@ A call ends before its deadline with the right tensor or with one typed error. O
 are sent to another replica; a late answer is recognised by its request id and dropped. Parts are summed in
 fp32 in a fixed order (server, first token), regardless of their arrival order.
 
-Modules: `shared` (state that all calls share), `server_health` (which servers to ask), `sending` (pairs to
-requests), `answers` (requests to results), `hedging` (duplicate requests).
+`LayerCall` does the I/O and decides nothing: `decisions` does. What many calls share is in `shared`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -19,83 +19,102 @@ import torch
 
 from attention_client.connections.messages import LayerInput
 from attention_client.dispatch.combine import combine
-from attention_client.dispatch.parts import Part, pairs_of, without
-from attention_client.layer_call import hedging
-from attention_client.layer_call.answers import learn, poll
-from attention_client.layer_call.attempts import Attempt, Result
-from attention_client.layer_call.sending import Sender
-from attention_client.layer_call.server_health import ServerHealth
-from attention_client.layer_call.shared import ClusterView, Dispatcher, ViewSource
+from attention_client.dispatch.parts import Part, pairs_of
+from attention_client.exchange import Exchange
+from attention_client.layer_call.decisions import (
+    Attempt,
+    Decisions,
+    Ended,
+    Failure,
+    Servers,
+    failure_of,
+)
+from attention_client.layer_call.shared import CallContext, ClusterView
 from attention_client.telemetry.request_outcomes import Outcome
-from eaas.errors import EaasError, ExpertsUnavailableError
+from eaas.errors import (
+    ConnectionLostError,
+    EaasError,
+    ExpertsUnavailableError,
+    SlotCorruptError,
+    SlotsBusyError,
+    WrongRequestError,
+)
+from eaas.telemetry.tracing import pack
+from eaas.wire.slot import Status
 
-__all__ = ["ClusterView", "Dispatcher", "LayerCall", "ViewSource"]
+if TYPE_CHECKING:
+    from attention_client.connections.connection import Connection
+    from eaas.telemetry.spans import ChildSpan
+
+__all__ = ["Arguments", "LayerCall", "abandon"]
 
 # Pause before asking again a server that was busy or failed in this call. A busy server frees slots within
 # microseconds; a new placement or membership ends the pause at once.
 _RETRY_S = 0.005
-# Interval between polls of a hedged request.
-_HEDGE_POLL_S = 0.0005
+
+
+class Arguments(NamedTuple):
+    """Arguments of a layer call. The tensors must not change before its end.
+
+    Attributes:
+        layer: MoE layer.
+        x_TH: Hidden states in fp32, bf16 or fp16.
+        ids_TK: Logical expert ids.
+        scores_TK: Weights of the experts.
+        wanted_T: bool; tokens to compute, others give 0. None: all.
+    """
+
+    layer: int
+    x_TH: torch.Tensor
+    ids_TK: torch.Tensor
+    scores_TK: torch.Tensor
+    wanted_T: torch.Tensor | None
 
 
 class LayerCall:
-    """One call of one MoE layer's routed experts, used once: either `run`, or `start` and later `finish`.
+    """One layer call, used once: `finish` alone, or `start` and later `finish`. As a context it is cancelled.
 
     The caller can do other work between `start` and `finish`. A started call holds slots until `finish` or
-    `cancel`.
+    `cancel`. The deadline counts from the construction.
 
     Args:
-        dispatcher: State shared by all calls.
-        inputs: Layer, hidden states, scores.
-        ids_TK: int64, logical experts.
-        wanted_TK: Pairs to compute; others give 0.
+        shared: State shared by all calls.
+        arguments: Arguments of the call.
+        exchange: Requests that compiled code has sent for all wanted pairs; None: none.
+        on_takeover: Called before their failures count: former answers must count first.
     """
 
     def __init__(
         self,
-        dispatcher: Dispatcher,
-        inputs: LayerInput,
-        ids_TK: npt.NDArray[np.int64],
-        wanted_TK: npt.NDArray[np.bool_],
+        shared: CallContext,
+        arguments: Arguments,
+        exchange: Exchange | None = None,
+        on_takeover: Callable[[], None] = lambda: None,
     ) -> None:
-        self._shared = dispatcher
-        self._inputs = inputs
-        # The compiled loops need contiguous arrays.
-        self._ids_TK = np.ascontiguousarray(ids_TK)
-        self._wanted_TK = np.ascontiguousarray(wanted_TK)
-        self._server_health = ServerHealth(dispatcher)
-        self._sender = Sender(dispatcher, self._server_health, inputs, self._ids_TK)
-        self._running = False
-        # Pairs still to send: new ones, and those whose attempt failed. None if there are none.
-        self._missing_TK: npt.NDArray[np.bool_] | None = None
-        self._attempts: list[Attempt] = []
-        self._results: list[Result] = []
+        self._shared = shared
+        self._arguments = arguments
+        self._exchange = exchange
+        self._on_takeover = on_takeover
+        self._began = shared.clock()
+        self._has_ended = False
+        # What follows is set by `_begin`.
+        self._decisions: Decisions | None = None
+        self._inputs: LayerInput
+        self._ids_TK: npt.NDArray[np.int64]
+        self._wanted_TK: npt.NDArray[np.bool_]
+        self._trace: ChildSpan | None = None
         # Only this attempt's arrival time is measured exactly.
         self._waited_on: Attempt | None = None
         self._times_exact = True
 
-    def take_over(self, attempts: Sequence[Attempt], deadline: float) -> None:
-        """Go on with requests that compiled code has sent for all wanted pairs; `finish` then ends the call.
+    def __enter__(self) -> Self:
+        return self
 
-        Args:
-            attempts: The requests in flight.
-            deadline: End of the call, monotonic seconds.
-        """
-        self._running = True
-        self._times_exact = False
-        self._sender.deadline = deadline
-        self._attempts = list(attempts)
-        for _ in attempts:
-            self._shared.hedges.earn()
-        self._shared.metrics.server_requests.inc(len(attempts))
-
-    def run(self) -> torch.Tensor:
-        """Compute the routed experts without overlap: send, wait, sum. Returns and raises as `finish`."""
-        self._begin()
-        return self.finish()
+    def __exit__(self, *_: object) -> None:
+        self.cancel()
 
     def start(self) -> None:
-        """Send the call's first requests without waiting for answers. The deadline counts from here.
+        """Send the call's first requests without waiting for answers.
 
         Uses at most one slot of each server, so that another started call finds slots for its retries.
         `finish` sends the remaining requests.
@@ -103,11 +122,11 @@ class LayerCall:
         Raises:
             WrongRequestError: The hidden states are not of the model's size.
         """
-        self._begin()
-        self._times_exact = False
         try:
+            decisions = self._begin()
+            self._times_exact = False
             view = self._shared.replicas.view()
-            self._send(view, self._preferred(view), one_each=True)
+            self._send(view, decisions.preferred(self._servers(view)), one_each=True)
         except BaseException:
             self.cancel()
             raise
@@ -116,33 +135,108 @@ class LayerCall:
         """Wait for the servers' answers, hedge late requests, resend failed ones, and sum the results.
 
         Returns:
-            float32 (T, H): the weighted sum over the wanted pairs.
+            (T, H) in the dtype of the hidden states; the servers' parts are added in float32.
 
         Raises:
             ExpertsUnavailableError: The deadline passed while a pair had no answer.
             WrongRequestError: A server refused the request itself.
-            RuntimeError: The call was not started, or has ended.
+            RuntimeError: The call has ended.
         """
-        if not self._running:
-            raise RuntimeError("the layer call was not started, or has ended")
+        if self._exchange is not None:
+            try:
+                out_TH = self._shared.finish(self._exchange)
+            except BaseException:
+                self.cancel()
+                raise
+            if out_TH is not None:
+                self._exchange, self._has_ended = None, True
+                return out_TH
+        return self.recover()
+
+    def recover(self) -> torch.Tensor:
+        """Go on where compiled code could not. Returns and raises as `finish`."""
+        if self._has_ended:
+            raise RuntimeError("the layer call has ended")
         try:
-            while True:
-                self._gather()
-                results = self._results
-                out_TH = combine(self._inputs.x_TH.shape, [(r.part, r.part_RH) for r in results])
-                # Use a list, not a generator, because every slot has to be released.
-                if all([result.release() for result in results]):
-                    self._count_nonfinite(out_TH)
-                    self._shared.attribution.saw(results)
-                    return out_TH
-                # A slot was granted to another client during the read. This is rare: start over.
-                self._results, self._missing_TK = [], self._wanted_TK
+            return self._sum(self._decisions or self._begin()).to(self._arguments.x_TH.dtype)
         except EaasError as error:
-            if self._sender.trace is not None:
-                self._sender.trace.fail(str(error))
+            if self._trace is not None:
+                self._trace.fail(str(error))
+            if isinstance(error, ExpertsUnavailableError):
+                self._shared.metrics.unavailable.inc()
             raise
         finally:
             self.cancel()
+
+    def cancel(self) -> None:
+        """End the call: abandon its requests in flight and free its results' slots. Idempotent.
+
+        Called by `finish` at its end, and by callers that may not finish.
+        """
+        self._has_ended = True
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            abandon(exchange)
+        decisions, self._decisions = self._decisions, None
+        if decisions is None:
+            return
+        in_flight, answered = decisions.take_all()
+        self._call_off(in_flight)
+        for attempt in answered:
+            _release(attempt)
+        if self._trace is not None:
+            self._trace.end()
+        self._shared.count.end()
+        metrics = self._shared.metrics
+        metrics.layer_calls.inc()
+        metrics.pairs.inc(int(np.count_nonzero(self._wanted_TK)))
+        metrics.layer_call_seconds.observe(self._shared.clock() - self._began)
+
+    # -- stages ---------------------------------------------------------------------------------------
+
+    def _begin(self) -> Decisions:
+        """Prepare the call, or take over the requests that compiled code has sent; `cancel` must follow."""
+        shared = self._shared
+        layer, x_TH, ids_TK, scores_TK, wanted_T = self._arguments
+        # The compiled loops need contiguous arrays.
+        self._ids_TK = ids_TK.to(torch.int64).contiguous().numpy()
+        self._wanted_TK = np.ones(self._ids_TK.shape, dtype=np.bool_)
+        if wanted_T is not None:
+            self._wanted_TK &= wanted_T.numpy()[:, None]
+        self._inputs = LayerInput.of(layer, x_TH.contiguous(), scores_TK.to(torch.float32).numpy())
+        exchange, self._exchange = self._exchange, None
+        # None is left to take over if a slot was lost during the sum.
+        attempts = [] if exchange is None else _attempts_of(exchange)
+        self._began = min([self._began, *(attempt.sent_at for attempt in attempts)])
+        self._decisions = Decisions(self._wanted_TK, self._began + shared.timeout_s, attempts)
+        shared.count.begin()
+        if attempts:
+            self._times_exact = False
+            self._on_takeover()
+            self._count_sent(len(attempts))
+        if shared.traces is not None:
+            self._trace = shared.traces.layer(layer, len(self._ids_TK))
+        return self._decisions
+
+    def _sum(self, decisions: Decisions) -> torch.Tensor:
+        """Send, collect and resend until every wanted pair has a result, and sum the results."""
+        while True:
+            while not decisions.is_complete:
+                if decisions.missing_TK is not None:
+                    self._copy_results_out()
+                    self._dispatch()
+                if decisions.in_flight:
+                    self._collect()
+            answered = decisions.answered
+            results = [(a.part, a.part_RH) for a in answered if a.part_RH is not None]
+            out_TH = combine(self._inputs.x_TH.shape, results)
+            # Use a list, not a generator, because every slot has to be released.
+            if all([_release(attempt) for attempt in answered]):
+                self._count_nonfinite(out_TH)
+                self._shared.attribution.saw(answered)
+                return out_TH
+            # A slot was granted to another client during the read. This is rare: start over.
+            decisions.lost_results()
 
     def _count_nonfinite(self, out_TH: torch.Tensor) -> None:
         # Check all rows with one sum. If only the sum overflowed, no row is counted.
@@ -150,227 +244,320 @@ class LayerCall:
             rows = int((~out_TH.isfinite().all(dim=1)).sum())
             self._shared.metrics.nonfinite_rows.inc(rows)
 
-    def cancel(self) -> None:
-        """End the call: abandon its requests in flight and free its results' slots. Idempotent.
-
-        Called by `finish` at its end, and by callers that may not finish.
-        """
-        self._running = False
-        answered = [r for a in self._attempts if a.hedge is not None for r in a.hedge.answered]
-        self._call_off(self._attempts, self._results + answered)
-        self._results = []
-        if self._sender.trace is not None:
-            self._sender.trace.end()
-            self._sender.trace = None
-
-    def _begin(self) -> None:
-        self._running = True
-        self._missing_TK = self._wanted_TK
-        self._sender.deadline = self._shared.clock() + self._shared.timeout_s
-        if self._shared.traces is not None:
-            self._sender.trace = self._shared.traces.layer(self._inputs.layer, len(self._ids_TK))
-
-    def _gather(self) -> None:
-        """Send, collect and resend until every wanted pair has a result, which `finish` then sums."""
-        while self._missing_TK is not None or self._attempts:
-            if self._missing_TK is not None:
-                self._free_slots()
-                self._dispatch()
-            if self._attempts:
-                self._collect()
+    def _copy_results_out(self) -> None:
+        """Free the slots of the results so far, because resending missing pairs needs free slots."""
+        for attempt in tuple(self._state.answered):
+            if attempt.holds_slot:
+                assert attempt.part_RH is not None
+                copied_RH = attempt.part_RH.copy()
+                if not _release(attempt):
+                    self._state.lost_result(attempt)
+                attempt.part_RH = copied_RH
 
     # -- dispatch -------------------------------------------------------------------------------------
 
-    def _free_slots(self) -> None:
-        """Copy the results so far out of their slots, because resending missing pairs needs free slots.
-
-        Pairs whose slot was taken back become missing again.
-        """
-        for result in tuple(self._results):
-            if not result.copy_out():
-                self._results.remove(result)
-                self._miss(result.part)
-
     def _dispatch(self) -> None:
-        """Send missing pairs to the best available servers.
-
-        Pauses if nothing could be sent and nothing is in flight.
+        """Send missing pairs to the best available servers; pause if none takes any and none is in flight.
 
         Raises:
             ExpertsUnavailableError: The deadline has passed.
         """
-        now = self._shared.clock()
-        if now >= self._sender.deadline:
+        state, replicas, clock = self._state, self._shared.replicas, self._shared.clock
+        if state.is_over(clock()):
             raise self._unavailable()
-        view = self._shared.replicas.view()
-        healthy, kept = self._server_health.healthy(view), self._server_health.kept(view, now)
-        self._send(view, _both(healthy, kept))
-        if self._missing_TK is not None and not all(kept):
-            # An ejected server is better than one that failed just now.
-            self._send(view, healthy)
-        if self._attempts or self._missing_TK is None:
+        view = replicas.view()
+        servers = self._servers(view)
+        self._send(view, state.preferred(servers))
+        if state.missing_TK is not None and any(servers.ejected):
+            self._send(view, state.healthy(servers))
+        if state.in_flight or state.missing_TK is None:
             return
         # No other server is left, so ask those that failed in this call or owe an answer.
-        if any(c in self._server_health.avoided for c in view.connections):
+        if state.needs_pause(servers):
             self._pause(view)
-            if (
-                self._shared.replicas.view() is not view
-                or self._shared.clock() >= self._sender.deadline
-            ):
+            if replicas.view() is not view or state.is_over(clock()):
                 return
         self._send(view, view.usable_S().tolist())
-        if not self._attempts:
+        if not state.in_flight:
             self._pause(view)
 
-    def _send(self, view: ClusterView, servers: Sequence[bool], *, one_each: bool = False) -> None:
+    def _send(self, view: ClusterView, allowed: Sequence[bool], *, one_each: bool = False) -> None:
         """Send missing pairs to the allowed servers that hold their experts and have free slots.
 
         The other pairs stay missing.
         """
-        assert self._missing_TK is not None
-        parts, complete = self._sender.plan(view, servers, self._missing_TK)
+        missing_TK = self._state.missing_TK
+        assert missing_TK is not None
+        parts, is_all = self._plan(view, allowed, missing_TK)
         if one_each:
             firsts = [p for i, p in enumerate(parts) if not i or parts[i - 1].server != p.server]
-            complete = complete and len(firsts) == len(parts)
+            is_all = is_all and len(firsts) == len(parts)
             parts = firsts
-        sent = []
-        for part in parts:
-            attempt = self._sender.send(view, part)
-            if attempt is not None:
-                self._attempts.append(attempt)
-                self._shared.hedges.earn()
-                sent.append(part)
-        self._shared.metrics.server_requests.inc(len(sent))
-        if complete and len(sent) == len(parts):
-            self._missing_TK = None
-        else:
-            self._missing_TK = without(self._missing_TK, sent)
+        attempts = []
+        try:
+            for part in parts:
+                attempt = self._submit(view, part)
+                if attempt is not None:
+                    attempts.append(attempt)
+        finally:
+            # Also if a signal interrupts it: `cancel` must know what was sent.
+            self._state.sent(attempts, is_all=is_all and len(attempts) == len(parts))
+        self._count_sent(len(attempts))
 
-    def _miss(self, part: Part) -> None:
-        """Add a part's pairs to the missing ones, so that `_gather` sends them again."""
-        part_TK = pairs_of(part, self._wanted_TK.shape)
-        self._missing_TK = part_TK if self._missing_TK is None else self._missing_TK | part_TK
+    def _count_sent(self, requests: int) -> None:
+        self._shared.hedges.earn(requests)
+        self._shared.metrics.server_requests.inc(requests)
 
-    def _preferred(self, view: ClusterView) -> list[bool]:
-        """Return whether each server may get first requests or hedges: healthy in this call, not ejected."""
-        health = self._server_health
-        return _both(health.healthy(view), health.kept(view, self._shared.clock()))
+    def _plan(
+        self, view: ClusterView, allowed: Sequence[bool], pairs_TK: npt.NDArray[np.bool_]
+    ) -> tuple[list[Part], bool]:
+        """Choose a server for each pair by the dispatch policy (`DispatchPolicy.plan`). Sends nothing."""
+        shared, inputs = self._shared, self._inputs
+        replicas = view.replicas(np.array(allowed, dtype=np.bool_))
+        work = [0.0 if c is None else c.work_in_flight for c in view.connections]
+        load = shared.speeds.load(view.placement.servers, work, shared.clock())
+        most_T = view.max_tokens(self._ids_TK.shape[1], inputs.dtype)
+        return shared.policy.plan(self._ids_TK, pairs_TK, replicas, load, most_T, inputs.layer)
+
+    def _submit(self, view: ClusterView, part: Part) -> Attempt | None:
+        """Write a part into a slot of its server, with a time budget. Returns None if it is busy or lost."""
+        connection = view.connections[part.server]
+        assert connection is not None
+        shared, state, rows = self._shared, self._state, part.rows_R.size
+        now, service = shared.clock(), connection.service
+        usual_s = service.budget(rows, shared.attempt_timeout_s, state.left_s(now))
+        budget_s = state.patience_s(connection, usual_s, now)
+        trace = None
+        if self._trace is not None and shared.traces is not None:
+            trace = shared.traces.dispatch(self._trace, connection.server_id, rows)
+        context = b"" if trace is None else pack(trace.context)
+        try:
+            ticket = connection.submit(self._inputs, view.placement.epoch, part, budget_s, context)
+        except (ConnectionLostError, SlotsBusyError) as error:
+            _end_trace(trace, "busy" if isinstance(error, SlotsBusyError) else "lost")
+            return None
+        hedge_s = service.hedge_s(rows)
+        hedge_at = math.inf if hedge_s is None else now + hedge_s
+        expires_at = now + budget_s
+        return Attempt(
+            part, connection, ticket, now, hedge_at, expires_at, trace=trace, spares=view.spares
+        )
 
     def _pause(self, view: ClusterView) -> None:
-        left_s = self._sender.deadline - self._shared.clock()
+        left_s = self._state.left_s(self._shared.clock())
         if view.usable_S().any():
             left_s = min(left_s, _RETRY_S)
-        self._shared.replicas.wait_for_change(view, max(left_s, 0.0))
+        self._shared.replicas.wait_for_change(view, left_s)
 
     def _unavailable(self) -> ExpertsUnavailableError:
-        experts = np.unique(self._ids_TK[self._missing_TK]).tolist()
-        avoided = self._server_health.avoided.values()
-        reasons = sorted(set(avoided)) or ["no server that holds it is available"]
-        return ExpertsUnavailableError(self._inputs.layer, experts, "; ".join(reasons))
+        experts = np.unique(self._ids_TK[self._state.missing_TK]).tolist()
+        reasons = sorted(set(self._state.reasons.values()))
+        why = "; ".join(reasons) or "no server that holds it is available"
+        return ExpertsUnavailableError(self._inputs.layer, experts, why)
 
     # -- collect --------------------------------------------------------------------------------------
 
     def _collect(self) -> None:
-        """Wait until a request in flight ends, hedging late ones; update results and missing pairs."""
+        """Wait until a request in flight ends, hedging late ones."""
+        state, clock = self._state, self._shared.clock
         while True:
-            first = self._attempts[0]
+            first = state.in_flight[0]
             seen = first.connection.seq()
-            if self._settle():
+            if self._poll_all():
                 return
-            now = self._shared.clock()
-            until = math.inf
-            for attempt in tuple(self._attempts):
-                if attempt.hedge_at <= now:
-                    self._hedge(attempt)
-            for attempt in self._attempts:
-                until = min(until, attempt.expires_at, attempt.hedge_at)
-                if attempt.hedge is not None:
-                    # Either side of a hedge may answer first, but the wait below watches only one request.
-                    until = min(until, now + _HEDGE_POLL_S)
+            now = clock()
+            for attempt in state.late(now):
+                self._hedge(attempt)
             self._waited_on, self._times_exact = first, False
-            first.connection.wait(first.ticket, seen, until - now)
+            first.connection.wait(first.ticket, seen, state.due_at(now) - now)
 
-    def _settle(self) -> bool:
-        """Poll all requests in flight: keep results, miss failed parts, learn times. Returns if any ended."""
+    def _poll_all(self) -> bool:
+        """Look at all requests in flight, and learn from those that were answered. Returns if any ended."""
         answered = []
         ended = again = False
-        for attempt in tuple(self._attempts):
-            if attempt not in self._attempts:
+        for attempt in tuple(self._state.in_flight):
+            if attempt not in self._state.in_flight:
                 continue  # It was called off when its hedge ended.
-            found = poll(attempt, self._inputs.layer, self._shared, self._server_health)
+            found = self._poll(attempt)
             if found is None:
                 continue
             ended = True
-            self._attempts.remove(attempt)
-            attempt.end_trace("answered" if isinstance(found, Result) else "failed")
-            if isinstance(found, Result):
+            if attempt.part_RH is not None:
+                _end_trace(attempt.trace, "answered")
                 answered.append(attempt)
-                self._settle_answered(attempt, found)
-            elif attempt.hedge is not None:
-                self._apply(hedging.settle_failed(attempt.hedge, attempt))
             else:
-                again = True
-                self._miss(attempt.part)
+                _end_trace(attempt.trace, "failed")
+                again = again or attempt.hedge is None
+            self._carry_out(found)
         # If another request failed, these times are not representative.
         for attempt in () if again else answered:
-            exact = self._times_exact or attempt is self._waited_on
-            learn(attempt, self._shared, exactly=exact)
+            self._learn(attempt, exactly=self._times_exact or attempt is self._waited_on)
         return ended
 
-    def _settle_answered(self, attempt: Attempt, result: Result) -> None:
-        if attempt.hedge is None:
-            self._results.append(result)
-        else:
-            self._apply(hedging.settle_answered(attempt.hedge, attempt, result))
+    def _poll(self, attempt: Attempt) -> Ended | None:
+        """Look once whether a request was answered or has failed. Returns what to do; None: in flight.
 
-    def _call_off(self, attempts: Iterable[Attempt], results: Iterable[Result]) -> None:
-        """Stop waiting for these requests, whose answers are dropped, and free the slots of these results."""
-        for attempt in tuple(attempts):
-            attempt.connection.abandon(attempt.ticket, overdue=False)
-            self._attempts.remove(attempt)
-            attempt.end_trace("called off")
-        for result in results:
-            result.release()
-
-    # -- hedging --------------------------------------------------------------------------------------
-
-    def _hedge(self, attempt: Attempt) -> None:
-        """Also send a late request's part to other replicas; the side that answers first is used.
-
-        Does nothing if they do not hold all of it or the hedge budget is spent.
+        Raises:
+            WrongRequestError: The server refused the request itself.
         """
-        attempt.hedge_at = math.inf
+        shared, connection = self._shared, attempt.connection
+        name = connection.server_id
+        try:
+            answer = connection.poll(attempt.ticket)
+        except ConnectionLostError as error:
+            return self._failed(attempt, Failure.LOST, str(error))
+        except SlotCorruptError as error:
+            return self._failed(attempt, Failure.CORRUPT, f"{name}: {error}")
+        now = shared.clock()
+        if answer is None:
+            if now < attempt.expires_at:
+                return None
+            connection.abandon(attempt.ticket, overdue=True)
+            waited_ms = (now - attempt.sent_at) * 1e3
+            return self._failed(
+                attempt, Failure.TIMEOUT, f"{name}: no answer in {waited_ms:.0f} ms"
+            )
+        header = answer.header
+        if answer.part_RH is not None:
+            attempt.part_RH, attempt.holds_slot = answer.part_RH, True
+            shared.ejections.answered(name)
+            shared.metrics.outcomes.count(connection, Outcome.ANSWERED)
+            if header.service_us:
+                pairs = float(np.count_nonzero(attempt.part.pairs_RK))
+                service_s, queue_s = header.service_us * 1e-6, header.queue_us * 1e-6
+                shared.speeds.observe(
+                    name, attempt.part.work, service_s, now, pairs=pairs, queue_s=queue_s
+                )
+            return self._state.ended(attempt)
+        status = Status(header.status)
+        failure = failure_of(status, has_spares=bool(attempt.spares.of(name)))
+        if failure is None:
+            shared.metrics.outcomes.count(connection, Outcome.REFUSED)
+            raise WrongRequestError(f"{name} refused a request of layer {self._inputs.layer}")
+        if failure is Failure.SPARE_GONE:
+            shared.on_stale(name, attempt.spares)
+        return self._failed(attempt, failure, f"{name}: answered {status.name}")
+
+    def _failed(self, attempt: Attempt, failure: Failure, reason: str) -> Ended:
+        metrics = self._shared.metrics
+        metrics.outcomes.count(attempt.connection, failure.outcome)
+        metrics.failovers.labels(failure.label).inc()
+        return self._state.ended(attempt, failure, reason)
+
+    def _learn(self, attempt: Attempt, *, exactly: bool) -> None:
+        """Update the server's usual times, and eject a server that is far too slow.
+
+        `exactly`: the answer came just now; otherwise the measured time is only an upper bound.
+        """
+        now = self._shared.clock()
+        service, rows = attempt.connection.service, attempt.part.rows_R.size
+        observe = service.observe if exactly else service.observe_bound
+        observe(rows, now - attempt.sent_at)
+        self._shared.eject_if_slow(attempt.connection.server_id, now)
+
+    def _carry_out(self, ended: Ended) -> None:
+        """Do what was decided when a request ended."""
         shared = self._shared
-        view = shared.replicas.view()
-        others = [c is not attempt.connection for c in view.connections]
-        wanted_TK = pairs_of(attempt.part, self._wanted_TK.shape)
-        parts, complete = self._sender.plan(view, _both(self._preferred(view), others), wanted_TK)
-        if not complete or not shared.hedges.spend(len(parts)):
+        self._call_off(ended.call_off)
+        for attempt in ended.unused:
+            _release(attempt)
+        if (beaten := ended.beaten) is not None:
+            beaten.connection.abandon(beaten.ticket, overdue=True)
+            _end_trace(beaten.trace, "beaten by a hedge")
+            shared.metrics.outcomes.count(beaten.connection, Outcome.HEDGED_AWAY)
+        for connection in ended.blamed:
+            servers = shared.replicas.view().placement.servers
+            if shared.ejections.failed(connection.server_id, servers, shared.clock()):
+                shared.metrics.ejections.labels("failures").inc()
+        if ended.hedge is not None:
+            shared.metrics.hedges.labels(ended.hedge).inc()
+
+    def _hedge(self, late: Attempt) -> None:
+        """Also send a late request's part to other replicas.
+
+        Does nothing if they do not hold all of it, have no free slot, or the hedge budget is spent.
+        """
+        hedges, view = self._shared.hedges, self._shared.replicas.view()
+        allowed = self._state.preferred(self._servers(view))
+        others = [
+            a and c is not late.connection for a, c in zip(allowed, view.connections, strict=True)
+        ]
+        parts, is_all = self._plan(view, others, pairs_of(late.part, self._wanted_TK.shape))
+        if not is_all or not hedges.spend(len(parts)):
             return
         rivals: list[Attempt] = []
-        for part in parts:
-            rival = self._sender.send(view, part)
-            if rival is None:
-                self._call_off(rivals, [])
-                shared.hedges.give_back(len(parts) - len(rivals))
-                return
-            self._attempts.append(rival)
-            rivals.append(rival)
-        hedging.begin(attempt, rivals)
+        try:
+            for part in parts:
+                rival = self._submit(view, part)
+                if rival is None:
+                    break
+                rivals.append(rival)
+        finally:
+            if len(rivals) == len(parts):
+                self._state.hedged(late, rivals)
+            else:
+                self._call_off(rivals)
+                hedges.give_back(len(parts) - len(rivals))
 
-    def _apply(self, settled: hedging.Settled) -> None:
-        """Carry out `hedging`'s instructions after one side of a hedge ended; blame a beaten server."""
-        self._results += settled.results
-        self._call_off(settled.call_off, settled.release)
-        if settled.beaten is not None:
-            self._attempts.remove(settled.beaten)
-            settled.beaten.connection.abandon(settled.beaten.ticket, overdue=True)
-            settled.beaten.end_trace("beaten by a hedge")
-            self._server_health.blame(settled.beaten.connection)
-            self._shared.metrics.outcomes.count(settled.beaten.connection, Outcome.HEDGED_AWAY)
-        if settled.outcome is not None:
-            self._shared.metrics.hedges.labels(settled.outcome).inc()
+    def _call_off(self, attempts: Iterable[Attempt]) -> None:
+        """Stop waiting for these requests, whose answers are dropped."""
+        for attempt in attempts:
+            attempt.connection.abandon(attempt.ticket, overdue=False)
+            _end_trace(attempt.trace, "called off")
+
+    # -- state ----------------------------------------------------------------------------------------
+
+    @property
+    def _state(self) -> Decisions:
+        assert self._decisions is not None
+        return self._decisions
+
+    def _servers(self, view: ClusterView) -> Servers:
+        connections, now = view.connections, self._shared.clock()
+        out = self._shared.ejections.out
+        return Servers(
+            connections,
+            usable=view.usable_S().tolist(),
+            owing=[c is not None and c.owes_answer() for c in connections],
+            ejected=[out(server, now) for server in view.placement.servers],
+        )
 
 
-def _both(some: Sequence[bool], others: Sequence[bool]) -> list[bool]:
-    return [one and other for one, other in zip(some, others, strict=True)]
+def _release(attempt: Attempt) -> bool:
+    """Free the slot of a result that was read or is not needed. False: what was read is unusable."""
+    # A hedge and its attempts form a reference cycle, which would keep this view, and so the arena of a
+    # dead server, alive until the next garbage collection.
+    attempt.part_RH = None
+    held, attempt.holds_slot = attempt.holds_slot, False
+    return not held or attempt.connection.release(attempt.ticket)
+
+
+def _end_trace(trace: ChildSpan | None, outcome: str) -> None:
+    if trace is not None:
+        trace.attributes["eaas.outcome"] = outcome
+        trace.end()
+
+
+def abandon(exchange: Exchange) -> None:
+    """Stop waiting for the requests of compiled code; their slots are freed once the servers answer."""
+    for attempt in _attempts_of(exchange):
+        attempt.connection.abandon(attempt.ticket, overdue=False)
+
+
+def _attempts_of(exchange: Exchange) -> list[Attempt]:
+    """Take over the requests of a call from compiled code."""
+    attempts = []
+    view = cast(ClusterView, exchange.view)
+    for server, slot, request_id, rows, ids, work, *times in exchange.requests():
+        rows_R = np.frombuffer(rows, np.int64)
+        ids_RK = np.frombuffer(ids, np.int32).reshape(-1, exchange.top_k)
+        connection: Connection | None = view.connections[server]
+        assert connection is not None
+        ticket = connection.adopt(slot, request_id, rows_R.size, work)
+        sent_at, hedge_at, expires_at = times
+        hedge_at = hedge_at if hedge_at < expires_at else math.inf
+        part = Part(server, rows_R, ids_RK, work)
+        attempts.append(
+            Attempt(part, connection, ticket, sent_at, hedge_at, expires_at, spares=view.spares)
+        )
+    return attempts

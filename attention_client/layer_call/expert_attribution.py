@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from attention_client.layer_call.attempts import Result
+from attention_client.layer_call.decisions import Attempt
 from attention_client.layer_call.turns import micro_batch_tokens
 
 __all__ = ["ExpertAttribution", "SeenServers"]
@@ -21,13 +21,14 @@ class SeenServers:
         # (server, tokens in ascending order, pairs of each)
         self._parts: list[tuple[str, npt.NDArray[np.int64], npt.NDArray[np.int64]]] = []
 
-    def saw(self, results: Sequence[Result]) -> None:
-        """Add the results of a finished layer call: which server computed how many pairs of which token."""
+    def saw(self, answered: Sequence[Attempt]) -> None:
+        """Add the answers of a finished layer call: which server computed how many pairs of which token."""
         part = micro_batch_tokens()
         first = part.start if part is not None else 0
-        for result in results:
-            pairs_R = np.count_nonzero(result.part.pairs_RK, axis=1)
-            self._parts.append((result.server_id, result.part.rows_R + first, pairs_R))
+        for attempt in answered:
+            rows_R = attempt.part.rows_R + first
+            pairs_R = np.count_nonzero(attempt.part.pairs_RK, axis=1)
+            self._parts.append((attempt.connection.server_id, rows_R, pairs_R))
 
     def of(self, token: int) -> Mapping[str, int]:
         """Return, for a request's answer, how many pairs of one token each server computed, by server id."""
@@ -66,7 +67,7 @@ class ExpertAttribution:
         """Whether layer calls must be recorded."""
         return self._seen is not None
 
-    def saw(self, results: Sequence[Result]) -> None:
-        """Record the results of a layer call, which calls this at its end, if recording is on."""
+    def saw(self, answered: Sequence[Attempt]) -> None:
+        """Record the answers of a layer call, which calls this at its end, if recording is on."""
         if self._seen is not None:
-            self._seen.saw(results)
+            self._seen.saw(answered)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from eaas.spares import SpareReplicas
 from eaas.types import Placement
 from eaas.wire.slot import WireDtype
 
-__all__ = ["ClusterView", "Dispatcher", "ViewSource"]
+__all__ = ["CallContext", "CallCount", "ClusterView", "ViewSource"]
 
 # Sets of servers whose replicas a view keeps: calls change between a few while servers fail.
 _MOST_KEPT = 8
@@ -110,8 +111,28 @@ class ViewSource(Protocol):
         """Pause a layer call that could send nothing: until a view other than `seen`, or the timeout."""
 
 
+class CallCount:
+    """Counts the layer calls that compiled code did not finish. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.in_flight = 0
+        self.finished = 0
+
+    def begin(self) -> None:
+        """Count a call as in flight; `end` must follow."""
+        with self._lock:
+            self.in_flight += 1
+
+    def end(self) -> None:
+        """Count the end of a call."""
+        with self._lock:
+            self.in_flight -= 1
+            self.finished += 1
+
+
 @dataclass(frozen=True, eq=False)
-class Dispatcher:
+class CallContext:
     """State shared by all layer calls of one client. Thread-safe.
 
     Attributes:
@@ -124,6 +145,7 @@ class Dispatcher:
         speeds: Measured speeds of the servers.
         ejections: Ejected servers.
         attribution: Records which server computed what.
+        count: Counts the calls that are in Python.
         clock: Monotonic seconds.
         traces: Traces of requests; None: no tracing.
         finish: Waits for the answers of a compiled call and sums them, by this clock (`Exchange.finish`).
@@ -139,6 +161,7 @@ class Dispatcher:
     speeds: Speeds = field(default_factory=Speeds)
     ejections: Ejections = field(default_factory=Ejections)
     attribution: ExpertAttribution = field(default_factory=ExpertAttribution)
+    count: CallCount = field(default_factory=CallCount)
     clock: Callable[[], float] = time.monotonic
     traces: LayerTraces | None = None
     finish: Callable[[Exchange], torch.Tensor | None] = Exchange.finish

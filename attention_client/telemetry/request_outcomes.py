@@ -12,7 +12,7 @@ from typing import Protocol
 
 from eaas.rpc.v1 import monitor_pb2 as pb
 
-__all__ = ["Asked", "Outcome", "OutcomeTally", "failure"]
+__all__ = ["Asked", "Outcome", "OutcomeTally"]
 
 
 class Outcome(enum.IntEnum):
@@ -29,17 +29,6 @@ class Outcome(enum.IntEnum):
 
 # Module names, because looking up an enum member costs more than counting.
 _ANSWERED, _REFUSED = Outcome.ANSWERED, Outcome.REFUSED
-_FAILURES = {
-    "timeout": Outcome.TIMED_OUT,
-    "lost": Outcome.LOST,
-    "corrupt": Outcome.CORRUPT,
-    "refused": Outcome.FAILED,
-}
-
-
-def failure(kind: str, *, blame: bool) -> Outcome:
-    """Map a failover's reason to the outcome reported; a refusal without blame is not a failure."""
-    return Outcome.REFUSED if kind == "refused" and not blame else _FAILURES[kind]
 
 
 class Asked(Protocol):

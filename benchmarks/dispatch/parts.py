@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from attention_client.layer_call.calls import LayerCalls
+from attention_client.layer_call.layer_calls import LayerCalls
 from benchmarks.dispatch.plan import SLOTS, Plan
 from benchmarks.harness.lone_client import Request, connected, layer_calls, random_request
 from benchmarks.harness.lone_server import lone_server

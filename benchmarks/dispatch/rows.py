@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from attention_client.engines.staging import Staging
-from attention_client.layer_call.calls import LayerCalls
+from attention_client.layer_call.layer_calls import LayerCalls
 from benchmarks.dispatch.floor import Floor
 from benchmarks.dispatch.plan import SLOTS, Plan
 from benchmarks.harness.lone_client import Request, connected, layer_calls, random_request

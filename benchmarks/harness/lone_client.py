@@ -22,8 +22,8 @@ from attention_client.connections.opening import open_connection
 from attention_client.connections.transports import opener
 from attention_client.dispatch import dispatch_policy
 from attention_client.dispatch.parts import Part
-from attention_client.layer_call.calls import LayerCalls
-from attention_client.layer_call.shared import ClusterView, Dispatcher
+from attention_client.layer_call.layer_calls import LayerCalls
+from attention_client.layer_call.shared import CallContext, ClusterView
 from attention_client.telemetry.metrics import ClientMetrics
 from benchmarks.harness.lone_server import model_shape
 from eaas.config import load_config
@@ -119,7 +119,7 @@ def layer_calls(servers: Sequence[Connection], shape: Shape) -> LayerCalls:
     names = tuple(server.server_id for server in servers)
     placement = Placement(1, names, holds_LSE, holds_LSE.astype(np.float32))
     settings = load_config().attention_client
-    dispatcher = Dispatcher(
+    context = CallContext(
         _FixedView(ClusterView(placement, tuple(servers))),
         dispatch_policy(settings.dispatch),
         _ANSWER_S,
@@ -127,7 +127,7 @@ def layer_calls(servers: Sequence[Connection], shape: Shape) -> LayerCalls:
         HedgeBudget(0.0),
         ClientMetrics(CollectorRegistry()),
     )
-    return LayerCalls(dispatcher, settings.checksum)
+    return LayerCalls(context, settings.checksum)
 
 
 def exchange(connection: Connection, request: Request) -> int:

@@ -71,7 +71,7 @@ class LocalExperts:
             ids_TK = ids_TK.where(wanted_T[:, None], -1)
         out_TH = self._kernel(x_TH, ids_TK, scores_TK.float(), layer)
         # Copy the output, because the kernel reuses it for the next layer.
-        return out_TH.clone()
+        return out_TH.to(x_TH.dtype, copy=True)
 
 
 def load_baseline(model_path: Path, experts: str, threads: int) -> tuple[Any, str]:

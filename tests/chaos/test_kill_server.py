@@ -158,16 +158,15 @@ def strike_server_of_request(
     connections = [c for c in joined.view().connections if c is not None]
     for connection in connections:
         watch(connection)
-    compiled = joined._calls.compiled
-    start = compiled.start
+    calls = joined._calls
+    started = calls._started
 
-    def start_compiled(*arguments: Any) -> Exchange | None:
-        sent = start(*arguments)
-        if sent is not None:
+    def count_started(view: Any, route: Any, exchange: Exchange | None) -> None:
+        started(view, route, exchange)
+        if exchange is not None:
             count(next(c for c in connections if c.slots.users))
-        return sent
 
-    compiled.start = start_compiled  # type: ignore[method-assign]
+    calls._started = count_started  # type: ignore[method-assign]
     return struck
 
 

@@ -13,13 +13,13 @@ import torch
 from attention_client.connections.connection import Connection
 from attention_client.connections.deadlines import HedgeBudget
 from attention_client.dispatch import dispatch_policy
-from attention_client.layer_call.call import ClusterView, Dispatcher
+from attention_client.layer_call.shared import CallContext, ClusterView
 from attention_client.telemetry.metrics import ClientMetrics
 from eaas.types import Placement
 from eaas.wire import Arena, RequestHeader, ResultHeader, SlotState
 from eaas.wire.slot import Status, WireDtype, reply_bell, request_views, result_view
 
-__all__ = ["ArenaServer", "Views", "dispatcher_of"]
+__all__ = ["ArenaServer", "Views", "context_of"]
 
 GENERATION = 7
 
@@ -102,15 +102,15 @@ class Views:
         time.sleep(timeout_s)
 
 
-def dispatcher_of(
+def context_of(
     servers: Sequence[ArenaServer],
     layers: int,
     experts: int,
     metrics: ClientMetrics,
     timeout_s: float,
     attempt_timeout_s: float,
-) -> tuple[Dispatcher, list[ClusterView]]:
-    """A dispatcher of calls to servers, and its views, to which the test may add."""
+) -> tuple[CallContext, list[ClusterView]]:
+    """The context of calls to servers, and its views, to which the test may add."""
     holds_LSE = np.ones((layers, len(servers), experts), dtype=np.bool_)
     connections = tuple(server.connection for server in servers)
     names = tuple(connection.server_id for connection in connections)
@@ -118,6 +118,6 @@ def dispatcher_of(
     views = [ClusterView(placement, connections)]
     policy, hedges = dispatch_policy("least_loaded"), HedgeBudget(0.0)
     return (
-        Dispatcher(Views(views), policy, timeout_s, attempt_timeout_s, hedges, metrics),
+        CallContext(Views(views), policy, timeout_s, attempt_timeout_s, hedges, metrics),
         views,
     )

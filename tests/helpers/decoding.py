@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import attention_client
+from attention_client.engines.transformers.remote_experts import remote_experts
 
 __all__ = [
     "answers",
@@ -37,7 +38,9 @@ def eager(path: Path, dtype: torch.dtype | None = None) -> PreTrainedModel:
 
 def cluster_of(model: PreTrainedModel) -> attention_client.Cluster:
     """The cluster that holds a model's experts."""
-    return next(m._eaas_cluster for m in model.modules() if hasattr(m, "_eaas_cluster"))
+    experts = remote_experts(model)
+    assert experts is not None
+    return experts.cluster
 
 
 def prompts(batch: int, length: int = 12) -> dict[str, torch.Tensor]:

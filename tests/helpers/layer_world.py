@@ -14,7 +14,8 @@ from attention_client.connections.deadlines import HedgeBudget, ServiceTimes
 from attention_client.connections.messages import Answer, LayerInput, Ticket
 from attention_client.dispatch import dispatch_policy
 from attention_client.dispatch.parts import Part
-from attention_client.layer_call.call import ClusterView, Dispatcher, LayerCall
+from attention_client.layer_call.call import Arguments, LayerCall
+from attention_client.layer_call.shared import CallContext, ClusterView
 from attention_client.telemetry.metrics import ClientMetrics
 from eaas.errors import (
     ConnectionLostError,
@@ -168,19 +169,22 @@ class Call:
     x_TH: torch.Tensor
     ids_TK: np.ndarray
     scores_TK: np.ndarray
-    wanted_TK: np.ndarray
-    shared: Dispatcher
+    wanted_T: np.ndarray
+    shared: CallContext
 
     def run(self) -> torch.Tensor:
-        inputs = LayerInput.of(0, self.x_TH, self.scores_TK)
-        return LayerCall(self.shared, inputs, self.ids_TK, self.wanted_TK).run()
+        ids_TK, scores_TK, wanted_T = map(
+            torch.from_numpy, (self.ids_TK, self.scores_TK, self.wanted_T)
+        )
+        arguments = Arguments(0, self.x_TH, ids_TK, scores_TK, wanted_T)
+        return LayerCall(self.shared, arguments).finish()
 
     def check(self) -> None:
         """Run, and compare with the right sum."""
         assert torch.equal(self.run(), self.expected())
 
     def expected(self) -> torch.Tensor:
-        weight_T = ((self.ids_TK + 1) * self.scores_TK * self.wanted_TK).sum(axis=1)
+        weight_T = ((self.ids_TK + 1) * self.scores_TK).sum(axis=1) * self.wanted_T
         return self.x_TH * torch.from_numpy(weight_T.astype(np.float32))[:, None]
 
     @property
@@ -205,8 +209,8 @@ def call_of(
         "x_TH": x_TH,
         "ids_TK": ids_TK,
         "scores_TK": np.ones(ids_TK.shape, dtype=np.float32),
-        "wanted_TK": np.ones(ids_TK.shape, dtype=bool),
-        "shared": Dispatcher(
+        "wanted_T": np.ones(tokens, dtype=bool),
+        "shared": CallContext(
             replicas,
             dispatch_policy(policy),
             TIMEOUT_S,

@@ -16,8 +16,8 @@ from attention_client.connections.transports.granted import mirror_arena
 from attention_client.connections.transports.grpc_transport import GrpcLink
 from attention_client.dispatch import dispatch_policy
 from attention_client.exchange import Exchange
-from attention_client.layer_call.calls import LayerCalls
-from attention_client.layer_call.shared import ClusterView, Dispatcher
+from attention_client.layer_call.layer_calls import LayerCalls
+from attention_client.layer_call.shared import CallContext, ClusterView
 from attention_client.placement_adoption import PlacementSwitch
 from eaas.errors import ExpertsUnavailableError
 from eaas.rpc.v1 import common_pb2
@@ -102,7 +102,7 @@ class ClientProcess(Process):
         self.followed: list[tuple[float, Placement]] = []
         self.current: ClusterView | None = None
         self.changes: list[Callable[[], None]] = []
-        self.shared = Dispatcher(
+        self.shared = CallContext(
             self,
             dispatch_policy("least_loaded"),
             CALL_S,

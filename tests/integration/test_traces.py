@@ -18,9 +18,9 @@ from opentelemetry.trace import StatusCode
 from arena_server import Views
 from attention_client.connections.connection import Connection
 from attention_client.connections.deadlines import HedgeBudget
-from attention_client.connections.messages import LayerInput
 from attention_client.dispatch import dispatch_policy
-from attention_client.layer_call.call import ClusterView, Dispatcher, LayerCall
+from attention_client.layer_call.call import Arguments, LayerCall
+from attention_client.layer_call.shared import CallContext, ClusterView
 from attention_client.telemetry.tracing import LayerTraces
 from eaas.config import TelemetryConfig
 from eaas.errors import ConfigError, ExpertsUnavailableError
@@ -72,7 +72,7 @@ class World:
         self.traces.watch(
             lambda: [trace for name in self.in_batch if (trace := self.begun.get(name))]
         )
-        self.dispatcher = Dispatcher(
+        self.context = CallContext(
             replicas=one_server(self.client.connect(self.server.address)),
             policy=dispatch_policy("weights"),
             timeout_s=CALL_S,
@@ -89,11 +89,11 @@ class World:
         self.requests.end(name, reason, tokens)
         del self.begun[name]
 
-    def call(self, layer: int = 1, ids_TK: Any = None) -> torch.Tensor:
+    def call(self, layer: int = 1) -> torch.Tensor:
         x_TH, drawn_TK, scores_TK = some(3)
-        ids_TK = drawn_TK if ids_TK is None else ids_TK
-        inputs = LayerInput.of(layer, x_TH, scores_TK)
-        return LayerCall(self.dispatcher, inputs, ids_TK.astype(np.int64), ids_TK >= 0).run()
+        ids_TK = torch.from_numpy(drawn_TK).clamp(min=0)
+        arguments = Arguments(layer, x_TH, ids_TK, torch.from_numpy(scores_TK), None)
+        return LayerCall(self.context, arguments).finish()
 
     def traced_slots(self) -> list[bytes]:
         arena = self.server.arena
@@ -219,8 +219,8 @@ def test_a_layer_call_that_fails_says_so(make: Callable[..., World]) -> None:
     world = make(spans)
     world.begin("r1", 1, 1)
     world.client.connections[0].lose("for the test")
-    world.dispatcher = Dispatcher(
-        **{**vars(world.dispatcher), "timeout_s": 0.05, "attempt_timeout_s": 0.05}
+    world.context = CallContext(
+        **{**vars(world.context), "timeout_s": 0.05, "attempt_timeout_s": 0.05}
     )
     with pytest.raises(ExpertsUnavailableError):
         world.call()

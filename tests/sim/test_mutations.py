@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from attention_client.layer_call.call import LayerCall
+from attention_client.layer_call.decisions import Decisions
 from balancer.planner.pool import ServerPool
 from cluster_sim import Simulation, Violation
 from eaas.errors import ExpertsUnavailableError
@@ -30,7 +30,7 @@ def no_retry(call: Any, part: Any) -> None:
     [
         (PlacementHandler, "_refuse_older", lambda *_: None, 10, "an older epoch"),
         (ServerPool, "clients_behind", lambda *_: False, 5, "to a retirement"),
-        (LayerCall, "_miss", no_retry, 1, r"no experts \[.*\], of"),
+        (Decisions, "_miss", no_retry, 1, r"no experts \[.*\], of"),
     ],
     ids=["fencing by epoch", "clients' word before a retirement", "failover"],
 )

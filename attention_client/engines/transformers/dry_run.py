@@ -40,13 +40,13 @@ class RouterDryRun:
         names = {
             module._eaas_layer: name
             for name, module in model.named_modules()
-            if getattr(module, "_eaas_remote", False)
+            if hasattr(module, "_eaas_experts")
         }
         if not names:
             raise ValueError("its experts are in this process")
         self.layers = min(layers, len(names))
         self._embed: nn.Embedding = model.get_input_embeddings()
-        self.tap: RouteTap = model.get_submodule(names[0])._eaas_tap
+        self.tap: RouteTap = model.get_submodule(names[0])._eaas_experts.tap
         self._gates: list[tuple[nn.Module, nn.Module]] = []
         for layer in range(self.layers):
             block, _, _ = names[layer].rpartition(".")

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from attention_client.engines.transformers.remote_experts import remote_experts
 from eaas.checkpoint import Checkpoint
 from eaas.errors import UnsupportedModelError
 from eaas.log import one_line
@@ -51,15 +52,15 @@ def without_experts(model: PreTrainedModel, names: tuple[str, ...] = ()) -> Iter
         model: A transformers causal language model.
         names: Names of its MoE layers' experts: then scores of a router that are no numbers raise ValueError.
     """
-    experts = [module for module in model.modules() if getattr(module, "_eaas_remote", False)]
-    clusters = [module._eaas_cluster for module in experts]
-    for module in experts:
-        module._eaas_cluster = _ZeroExperts(names)
+    experts = remote_experts(model)
+    if experts is None:
+        yield
+        return
+    cluster, experts.cluster = experts.cluster, _ZeroExperts(names)
     try:
         yield
     finally:
-        for module, cluster in zip(experts, clusters, strict=True):
-            module._eaas_cluster = cluster
+        experts.cluster = cluster
 
 
 @torch.no_grad()

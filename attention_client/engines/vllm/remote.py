@@ -19,7 +19,7 @@ from vllm.utils.torch_utils import direct_register_custom_op
 
 from attention_client.cluster import Cluster
 from attention_client.engines.staging import Staged, Staging
-from attention_client.layer_call.calls import RemoteCall
+from attention_client.layer_call.call import LayerCall
 from eaas.errors import ClusterError, ExpertsUnavailableError
 from eaas.log import get_logger
 
@@ -37,7 +37,7 @@ class _Attached(NamedTuple):
 class _Started(NamedTuple):
     """A layer call between its halves."""
 
-    call: RemoteCall
+    call: LayerCall
     arguments: Any
     staged: Staged
 

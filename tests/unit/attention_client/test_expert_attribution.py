@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import cast
+
 import numpy as np
 import pytest
 
+from attention_client.connections.connection import Connection
+from attention_client.connections.messages import Ticket
 from attention_client.dispatch.parts import Part
 from attention_client.layer_call import expert_attribution as attribution_module
-from attention_client.layer_call.attempts import Result
+from attention_client.layer_call.decisions import Attempt
 from attention_client.layer_call.expert_attribution import ExpertAttribution
 
 
-def result(server: str, rows: list[int], ids: list[list[int]]) -> Result:
+def answered(server: str, rows: list[int], ids: list[list[int]]) -> Attempt:
     part = Part(0, np.array(rows), np.array(ids, np.int32), 1.0)
-    return Result(part, np.zeros((len(rows), 1), np.float32), None, server)
+    connection = cast("Connection", SimpleNamespace(server_id=server))
+    return Attempt(part, connection, Ticket(0, 1, len(rows), 1.0), 0.0, 1.0, 2.0)
 
 
 LAYER = [
-    result("a", [0, 2], [[3, -1], [1, 2]]),
+    answered("a", [0, 2], [[3, -1], [1, 2]]),
     # The second part of one server, after another had failed.
-    result("a", [2], [[-1, 7]]),
-    result("b", [1, 2], [[4, 5], [6, -1]]),
+    answered("a", [2], [[-1, 7]]),
+    answered("b", [1, 2], [[4, 5], [6, -1]]),
 ]
 
 

@@ -15,6 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, StoppingCriteria
 
 from attention_client.engines.transformers.model import load_model
+from attention_client.engines.transformers.remote_experts import remote_experts
 from eaas.checkpoint import Checkpoint
 from eaas.errors import GradientError
 
@@ -189,7 +190,7 @@ def test_gradients_are_refused_before_the_experts(
     pair: tuple[PreTrainedModel, PreTrainedModel],
 ) -> None:
     model = pair[1]
-    cluster = next(m._eaas_cluster for m in model.modules() if hasattr(m, "_eaas_cluster"))
+    cluster = remote_experts(model).cluster
     embeds = model.get_input_embeddings()(IDS_BT).detach()
     expected = model(inputs_embeds=embeds).logits
     before = cluster.calls

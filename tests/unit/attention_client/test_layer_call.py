@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attention_client.connections.messages import Ticket
-from attention_client.layer_call.call import ClusterView
+from attention_client.layer_call.shared import ClusterView
 from eaas.errors import (
     ExpertsUnavailableError,
     WrongRequestError,
@@ -220,14 +220,14 @@ def worlds(draw: st.DrawFn) -> tuple[World, Call, list[FakeConnection]]:
 
     replicas = FakeReplicas(world, [view(1), view(2)], draw(st.sampled_from((0.2, 1.0, np.inf))))
     ids_TK = np.stack([rng.permutation(experts)[: min(3, experts)] for _ in range(7)])
-    wanted_TK = rng.random(ids_TK.shape) < 0.8
+    wanted_T = rng.random(len(ids_TK)) < 0.8
     policy = draw(st.sampled_from(("least_loaded", "weights")))
     for connection in connections:
         for _ in range(draw(st.sampled_from((0, 30)))):  # From 20 on, late requests are hedged.
             connection.service.observe(1, 0.001)
     hedge_share = draw(st.sampled_from((0.0, 0.05, 1.0)))
     call = call_of(
-        world, replicas, ids_TK, wanted_TK=wanted_TK, policy=policy, hedge_share=hedge_share
+        world, replicas, ids_TK, wanted_T=wanted_T, policy=policy, hedge_share=hedge_share
     )
     return world, call, connections
 

@@ -93,9 +93,9 @@ class CountedBudget(HedgeBudget):
 
     requests = hedges = 0
 
-    def earn(self) -> None:
-        self.requests += 1
-        super().earn()
+    def earn(self, requests: int = 1) -> None:
+        self.requests += requests
+        super().earn(requests)
 
     def spend(self, requests: int) -> bool:
         spent = super().spend(requests)

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from arena_server import ArenaServer, dispatcher_of
-from attention_client.connections.messages import LayerInput
-from attention_client.layer_call.call import Dispatcher, LayerCall
+from arena_server import ArenaServer, context_of
+from attention_client.layer_call.call import Arguments, LayerCall
+from attention_client.layer_call.shared import CallContext
 from attention_client.telemetry.metrics import ClientMetrics
 from eaas.errors import ExpertsUnavailableError
 
@@ -42,7 +42,7 @@ class Cluster:
     """Servers that hold every expert, and calls to them."""
 
     servers: list[Server]
-    dispatcher: Dispatcher
+    context: CallContext
 
     @classmethod
     def of(
@@ -50,15 +50,15 @@ class Cluster:
     ) -> Cluster:
         metrics = ClientMetrics(CollectorRegistry())
         made = [Server(f"s{i}", metrics, HIDDEN, slots, capacity) for i in range(servers)]
-        return cls(made, dispatcher_of(made, 1, EXPERTS, metrics, timeout_s, 5.0)[0])
+        return cls(made, context_of(made, 1, EXPERTS, metrics, timeout_s, 5.0)[0])
 
     def call(self, seed: int = 0, ids_TK: np.ndarray = IDS) -> tuple[LayerCall, torch.Tensor]:
         """A call and its right answer, in whole numbers that sum exactly in any order."""
         x_TH = torch.from_numpy(
             np.random.default_rng(seed).integers(1, 9, (len(ids_TK), HIDDEN)).astype(np.float32)
         )
-        inputs = LayerInput.of(0, x_TH, np.ones(ids_TK.shape, dtype=np.float32))
-        call = LayerCall(self.dispatcher, inputs, ids_TK, np.ones(ids_TK.shape, dtype=np.bool_))
+        ids, scores_TK = torch.from_numpy(ids_TK), torch.ones(ids_TK.shape)
+        call = LayerCall(self.context, Arguments(0, x_TH, ids, scores_TK, None))
         weight_T = torch.from_numpy((ids_TK + 1).sum(axis=1).astype(np.float32))
         return call, x_TH * weight_T[:, None]
 
@@ -116,12 +116,10 @@ def test_time_between_start_and_finish_is_not_service_time() -> None:
     assert service.budget(len(IDS), 0.0, 10.0) <= before
 
 
-def test_finish_needs_a_started_call() -> None:
+def test_a_call_is_used_once() -> None:
     cluster = Cluster.of(1)
     cluster.prompt()
     call, right_TH = cluster.call()
-    with pytest.raises(RuntimeError, match="not started"):
-        call.finish()
     call.start()
     assert torch.equal(call.finish(), right_TH)
     with pytest.raises(RuntimeError, match="has ended"):

@@ -14,12 +14,12 @@ from attention_client.engines.transformers.paged.cache import AttentionShape, La
 from attention_client.engines.transformers.paged.latent import prepare_latents
 from attention_client.engines.transformers.paged.operators import ATTENTION, reaching
 from attention_client.engines.transformers.paged.sequences import Sequences
+from attention_client.engines.transformers.remote_experts import remote_experts
 from attention_client.engines.transformers.rotary import length_rotaries
 
 __all__ = [
     "PagedModel",
     "Pass",
-    "RoutedExperts",
     "attention_shapes",
     "can_be_paged",
     "latent_kv_heads",
@@ -33,8 +33,6 @@ _MOST_HEADS = 32
 
 Pass = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """Tokens and their positions, int64 (1, T), and rows, int64 (R) -> the logits of these rows, (1, R, V)."""
-RoutedExperts = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""A MoE layer's index, (T, H), (T, K), float32 (T, K) -> the weighted sum of its routed experts, (T, H)."""
 
 
 def can_be_paged(model: Any) -> bool:
@@ -53,8 +51,6 @@ class PagedModel:
     Args:
         model: A transformers causal language model whose attention is `ATTENTION`.
         layers: Each layer's part of the cache, by its index.
-        routed_experts: Computes routed experts for a compiled pass; transformers' modules have their own.
-        count: Called for each compiled pass.
         threads: Share the attention, where that is sooner, and a compiled pass's products.
 
     Attributes:
@@ -65,15 +61,16 @@ class PagedModel:
         self,
         model: Any,
         layers: Mapping[int, LayerCache],
-        routed_experts: RoutedExperts | None,
-        count: Callable[[], None],
         threads: int,
     ) -> None:
         self.compiled: Pass | None = None
         self._model = model
         self._layers = layers
-        self._routed_experts = routed_experts
-        self._count = count
+        experts = remote_experts(model)
+        if experts is not None and experts.cluster is not None:
+            # For a compiled pass; transformers' modules have their own.
+            self.routed_experts = experts.routed_experts
+            self._count_compiled = experts.cluster.metrics.forwards.labels("compiled").inc
         self._pool = shared_pool(threads)
         self._rotaries = length_rotaries(model)
         # Of the pass that runs.
@@ -101,7 +98,7 @@ class PagedModel:
         self._sequences = sequences
         with reaching(self):
             if compiled is not None:
-                self._count()
+                self._count_compiled()
                 logits = compiled(tokens_1T, positions_1T, rows_R)
             else:
                 logits = self._model(
@@ -150,14 +147,6 @@ class PagedModel:
             self._pool,
         )
         return out
-
-    def routed_experts(
-        self, layer: int, x_TH: torch.Tensor, ids_TK: torch.Tensor, scores_TK: torch.Tensor
-    ) -> torch.Tensor:
-        """Compute the routed experts of a MoE layer in a compiled pass; see `operators.Outside`."""
-        if self._routed_experts is None:
-            raise RuntimeError("this model's experts are in its modules")
-        return self._routed_experts(layer, x_TH, ids_TK, scores_TK)
 
     def linear(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +11,8 @@ from hypothesis import strategies as st
 
 from attention_client.engines import staging
 from attention_client.engines.staging import Staged, Staging
-from attention_client.engines.transformers.model import _remote_forward
+from attention_client.engines.transformers.remote_experts import RemoteExperts
+from control_plane import SHAPE
 from fake_cuda import DeviceTensor, FakeCuda
 
 HIDDEN, TOP_K = 512, 4
@@ -137,23 +137,16 @@ class Cluster:
         return 3 * x_TH
 
 
-def experts(cluster: Cluster) -> Any:
-    """A layer's module, as `load_model` makes it."""
-    return SimpleNamespace(
-        _eaas_cluster=cluster,
-        _eaas_layer=5,
-        _eaas_rows=SimpleNamespace(wanted=lambda _tokens, _part: None),
-        _eaas_tap=SimpleNamespace(see=lambda _layer, ids_TK, _part: ids_TK.numpy()),
-        _eaas_staging=Staging(),
-    )
+def experts(cluster: Any) -> RemoteExperts:
+    return RemoteExperts(cluster, SHAPE)
 
 
 def test_a_layer_of_transformers_waits_for_one_event() -> None:
     cluster = Cluster()
-    module = experts(cluster)
     with FakeCuda() as cuda:
         x_TH, ids_TK, scores_TK = inputs(cuda, MANY, 0)
-        out_TH = _remote_forward(module, x_TH, ids_TK, cuda.tensor(scores_TK.memory.bfloat16()))
+        narrow_TK = cuda.tensor(scores_TK.memory.bfloat16())
+        out_TH = experts(cluster).from_device(5, x_TH, ids_TK, narrow_TK)
         assert cuda.waits == {"event": 1}
         assert (out_TH.dtype, out_TH.device) == (x_TH.dtype, x_TH.device)
         assert torch.equal(cuda.values(out_TH), 3 * x_TH.memory)
@@ -174,17 +167,16 @@ def test_a_failed_call_gives_its_memory_back(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(staging, "_Pinned", make)
     cluster = Cluster()
-    module = experts(cluster)
+    made_once = experts(cluster)
     with FakeCuda() as cuda:
         tensors = inputs(cuda, MANY, 0)
         for cluster.fails in (True, False, True):
             if cluster.fails:
                 with pytest.raises(RuntimeError, match="no server"):
-                    _remote_forward(module, *tensors)
+                    made_once.from_device(0, *tensors)
             else:
-                assert torch.equal(
-                    cuda.values(_remote_forward(module, *tensors)), 3 * tensors[0].memory
-                )
+                out_TH = cuda.values(made_once.from_device(0, *tensors))
+                assert torch.equal(out_TH, 3 * tensors[0].memory)
     assert len(made) == 1
 
 
@@ -196,7 +188,8 @@ def test_on_the_cpu_nothing_is_copied() -> None:
     )
     cluster = Cluster()
     cluster.layer_call = lambda *arguments: arguments[1]  # type: ignore[method-assign,assignment]
-    assert _remote_forward(experts(cluster), x_TH, ids_TK, scores_TK).data_ptr() == x_TH.data_ptr()
+    out_TH = experts(cluster).routed_experts(0, x_TH, ids_TK, scores_TK)
+    assert out_TH.data_ptr() == x_TH.data_ptr()
 
 
 # -- the fake ------------------------------------------------------------------------------------------

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from arena_server import ArenaServer, dispatcher_of
-from attention_client.layer_call.call import ClusterView
-from attention_client.layer_call.calls import LayerCalls
+from arena_server import ArenaServer, context_of
+from attention_client.layer_call.layer_calls import LayerCalls
+from attention_client.layer_call.shared import ClusterView
 from attention_client.telemetry.metrics import ClientMetrics
 from eaas.errors import ExpertsUnavailableError, WrongRequestError
 from eaas.wire import RequestHeader, SlotState
@@ -92,8 +92,8 @@ class World:
     ) -> World:
         metrics = ClientMetrics(CollectorRegistry())
         made = [Server(f"s{i}", metrics, slots, capacity) for i in range(servers)]
-        dispatcher, views = dispatcher_of(made, LAYERS, EXPERTS, metrics, timeout_s, 0.05)
-        return cls(made, LayerCalls(dispatcher, checksum=False), views, metrics)
+        context, views = context_of(made, LAYERS, EXPERTS, metrics, timeout_s, 0.05)
+        return cls(made, LayerCalls(context, checksum=False), views, metrics)
 
     def warm(self) -> None:
         """Let the client learn the servers' times for one and for few tokens."""
@@ -117,8 +117,7 @@ class World:
         assert torch.equal(out_TH, right(x_TH, ids_TK))
 
     def compiled(self) -> int:
-        self.calls.compiled.read()
-        return self.calls.compiled.finished
+        return self.calls.compiled
 
     def requests(self) -> list[int]:
         return [len(server.requests) for server in self.servers]
@@ -224,7 +223,7 @@ def test_nonfinite_rows_are_counted(world: World) -> None:
     x_TH[1, 2] = float("nan")
     before = world.metrics.nonfinite_rows._value.get()
     world.calls.run(0, x_TH, ids_TK, scores_TK, None)
-    world.calls.compiled.read()
+    world.calls.read()
     assert world.metrics.nonfinite_rows._value.get() == before + 1
 
 
