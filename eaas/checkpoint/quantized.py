@@ -22,6 +22,7 @@ __all__ = [
     "INT8",
     "INTEGERS",
     "MXFP4",
+    "WEIGHT_FORMATS",
     "QuantizedMatrix",
     "WeightFormat",
     "concatenate",
@@ -43,6 +44,7 @@ class WeightFormat:
         zero: Code of 0 in a matrix without zero points. Codes of integers are unsigned: it is their middle.
         nans: Codes that are not a number.
         has_exponents: Whether scales are powers of two, given by their exponents (uint8, e8m0).
+        block: Output channels and inputs that usually have one scale; 0 inputs: all.
     """
 
     name: str
@@ -51,6 +53,7 @@ class WeightFormat:
     zero: int = 0
     nans: tuple[int, ...] = ()
     has_exponents: bool = False
+    block: tuple[int, int] = (1, 0)
 
     def __str__(self) -> str:
         return self.name
@@ -79,12 +82,13 @@ def _e2m1(codes: torch.Tensor) -> torch.Tensor:
     return torch.cat((values, -values))[codes.long()]
 
 
-FP8 = WeightFormat("fp8", 8, _e4m3, nans=(0x7F, 0xFF))
-MXFP4 = WeightFormat("mxfp4", 4, _e2m1, has_exponents=True)
 INT8 = WeightFormat("int8", 8, _integers, zero=128)
-INT4 = WeightFormat("int4", 4, _integers, zero=8)
-INTEGERS = {code.bits: code for code in (INT4, INT8)}
-"""By their bits."""
+INT4 = WeightFormat("int4", 4, _integers, zero=8, block=(1, 128))
+FP8 = WeightFormat("fp8", 8, _e4m3, nans=(0x7F, 0xFF), block=(128, 128))
+MXFP4 = WeightFormat("mxfp4", 4, _e2m1, has_exponents=True, block=(1, 32))
+WEIGHT_FORMATS = (INT8, INT4, FP8, MXFP4)
+INTEGERS = {code.bits: code for code in WEIGHT_FORMATS if code.is_integer}
+"""By their bits. Float weights can be quantised to them."""
 
 _E8M0_NAN = 255
 
@@ -131,11 +135,8 @@ class QuantizedMatrix:
         Raises:
             CorruptShardError: One is NaN or infinite; names the tensor.
         """
-        if self.format.has_exponents:
-            is_number = bool((self.scales != _E8M0_NAN).all())
-        else:
-            is_number = bool(self.scales.isfinite().all())
-        if not is_number:
+        finite = self.scales != _E8M0_NAN if self.format.has_exponents else self.scales.isfinite()
+        if not bool(finite.all()):
             raise CorruptShardError(f"{name}: a scale is NaN or infinite: {DAMAGED}")
         if any(bool((self._unpacked() == code).any()) for code in self.format.nans):
             raise CorruptShardError(f"{name}: a weight is NaN: {DAMAGED}")

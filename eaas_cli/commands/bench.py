@@ -78,8 +78,8 @@ def experts(
     dtype: Annotated[
         list[str] | None,
         typer.Option(
-            help="Stored weights: bfloat16, float32, int8, int4, fp8, mxfp4 or int4-g32. Repeatable.",
-            show_default="all; of a GPU bfloat16, fp8 and mxfp4",
+            help="Stored weights: bfloat16, float32, or a format such as int8. Repeatable.",
+            show_default="all; of a GPU bfloat16, and the formats that it computes from",
         ),
     ] = None,
     kernel: Annotated[

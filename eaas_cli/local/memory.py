@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from eaas.checkpoint.formats import USUAL
 from eaas.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 __all__ = ["MemoryNeed", "memory_need"]
 
 _GB = 1e9
-# Bytes of a weight, scales included.
-_BYTES = {"int8": 1.02, "int4": 0.54}
 
 
 @dataclass(frozen=True)
@@ -94,11 +92,15 @@ def memory_need(
     stored = sum(e.nbytes if files.matrices else _computed(e, files) for e in experts.values())
     others = sum(_computed(e, files) for name, e in files.tensors.items() if name not in experts)
     others *= max(1, clients)
-    weights = sum(math.prod(entry.shape) for entry in experts.values())
-    now = int(weights * _BYTES[quantization]) if quantization in _BYTES else stored
+    sizes = {
+        name: sum(usual.nbytes(*entry.shape) for entry in experts.values())
+        for name, usual in USUAL.items()
+        if usual.format.is_integer
+    }
+    now = sizes.get(quantization, stored)
     # A checkpoint that is quantised already stays as it is.
-    choices = () if files.matrices or not now else _BYTES.items()
-    smaller = tuple((name, weights * size / now) for name, size in choices if weights * size < now)
+    choices = () if files.matrices else sizes.items()
+    smaller = tuple((name, size / now) for name, size in choices if size < now)
     return MemoryNeed(now, replicas, others, smaller)
 
 

@@ -12,9 +12,9 @@ from dataclasses import replace
 import torch
 from torch.nn import functional
 
-from eaas.checkpoint.formats import StoredFormat
+from eaas.checkpoint.formats import USUAL
 from eaas.checkpoint.formats.codes import join_halves
-from eaas.checkpoint.quantized import INT4, INT8, QuantizedMatrix
+from eaas.checkpoint.quantized import INT4, INTEGERS, QuantizedMatrix
 from eaas.errors import CheckpointError
 from expert_server.kernels.kernel import Quantization
 from expert_server.weights.weights import ExpertForm, ExpertWeights
@@ -27,11 +27,8 @@ __all__ = [
     "quantize",
 ]
 
-GROUP = 128
-QUANTIZED = {
-    Quantization.INT8: StoredFormat(INT8, 0),
-    Quantization.INT4: StoredFormat(INT4, GROUP),
-}
+GROUP = INT4.block[1]
+QUANTIZED = {Quantization(code.name): USUAL[code.name] for code in INTEGERS.values()}
 """What float weights become."""
 # Rows are processed in blocks of fewer weights than this. Then scratch memory stays in the cache, and torch
 # uses one thread: threads that synchronise after each small step are slow while the cores compute.

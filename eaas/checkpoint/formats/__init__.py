@@ -4,6 +4,6 @@ A module for each `quant_method` of config.json. None of them imports torch befo
 """
 
 from eaas.checkpoint.formats.registry import find_matrices
-from eaas.checkpoint.formats.stored import StoredFormat, StoredMatrix
+from eaas.checkpoint.formats.stored import USUAL, StoredFormat, StoredMatrix
 
-__all__ = ["StoredFormat", "StoredMatrix", "find_matrices"]
+__all__ = ["USUAL", "StoredFormat", "StoredMatrix", "find_matrices"]

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from eaas.checkpoint.header import TensorEntry
-from eaas.checkpoint.quantized import QuantizedMatrix, WeightFormat
+from eaas.checkpoint.quantized import WEIGHT_FORMATS, QuantizedMatrix, WeightFormat
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Reader", "StoredFormat", "StoredMatrix", "Tensors", "Unreadable", "parts_of"]
-
+__all__ = ["USUAL", "Reader", "StoredFormat", "StoredMatrix", "Tensors", "Unreadable", "parts_of"]
 
 Tensors = Mapping[str, TensorEntry]
 """Name -> header entry of every tensor of a checkpoint."""
@@ -46,6 +46,18 @@ class StoredFormat:
         zeros = ", zero points" if self.has_zeros else ""
         order = ", reordered inputs" if self.has_order else ""
         return f"{self.format} ({scales}{zeros}{order})"
+
+    def nbytes(self, *shape: int) -> int:
+        """Return the bytes of weights of a shape (..., K): codes and scales, without zero points."""
+        *outer, inputs = shape or (1,)
+        code, channels = self.format, math.prod(outer)
+        groups = -(-channels // code.block[0]) * -(-inputs // (self.group or inputs))
+        scale = 1 if code.has_exponents else 2 if self.has_short_scales else 4
+        return -(-channels * inputs * code.bits // 8) + groups * scale
+
+
+USUAL = {code.name: StoredFormat(code, code.block[1]) for code in WEIGHT_FORMATS}
+"""Each code with its usual scales, by its name."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,24 +15,12 @@ import torch
 
 from eaas_cli.bench.command import figure
 from eaas_cli.bench.experts.places import Cpu, Way
-from eaas_cli.bench.experts.plan import Shape
+from eaas_cli.bench.experts.plan import FORMATS, Shape
 
 __all__ = ["Gauge", "Limit", "Limits", "Speed", "limit", "stored_bytes"]
 
 _TRIES = 9
 _FIRST_MULTIPLY_S = 0.1
-# Of checkpoints' formats with their scales: float32 for 128 x 128 weights, and 8 or 16 bits for 32.
-_WEIGHT_BYTES = {
-    "bfloat16": 2.0,
-    "float32": 4.0,
-    "int8": 1.0,
-    "int4": 0.5,
-    "fp8": 1 + 4 / 128**2,
-    "mxfp4": 0.5 + 1 / 32,
-    "int4-g32": 0.5 + 2 / 32,
-}
-_SCALE_BYTES = 4
-_INT4_GROUP = 128
 
 
 class Speed(NamedTuple):
@@ -61,13 +49,10 @@ class Limit(NamedTuple):
 
 def stored_bytes(shape: Shape, dtype: str) -> int:
     """Stored bytes of one expert, with scales, without padding: what a call reads of each active expert."""
-    outputs = 2 * shape.intermediate + shape.hidden
-    scales = {
-        "int8": outputs,
-        "int4": 2 * shape.intermediate * -(-shape.hidden // _INT4_GROUP)
-        + shape.hidden * -(-shape.intermediate // _INT4_GROUP),
-    }
-    return int(shape.expert_size * _WEIGHT_BYTES[dtype]) + _SCALE_BYTES * scales.get(dtype, 0)
+    if dtype not in FORMATS:
+        return shape.expert_size * int(getattr(torch, dtype).itemsize)
+    matrices = (2 * shape.intermediate, shape.hidden), (shape.hidden, shape.intermediate)
+    return sum(FORMATS[dtype].nbytes(*each) for each in matrices)
 
 
 def limit(shape: Shape, dtype: str, tokens: int, active: float, speed: Speed) -> Limit:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from eaas.checkpoint.formats import USUAL, StoredFormat
+from eaas.checkpoint.quantized import INT4
 from eaas.cores import usable_cores
 from eaas.errors import ConfigError
 from eaas_cli.bench.command import DEVICES
@@ -13,6 +15,7 @@ from eaas_cli.option_values import known, numbers, once
 __all__ = [
     "BUILT_IN",
     "DTYPES",
+    "FORMATS",
     "Plan",
     "Shape",
     "compute_dtype",
@@ -20,8 +23,9 @@ __all__ = [
     "parse_shape",
 ]
 
-DTYPES = ("bfloat16", "float32", "int8", "int4", "fp8", "mxfp4", "int4-g32")
-_GPU_DTYPES = ("bfloat16", "fp8", "mxfp4")
+FORMATS = USUAL | {"int4-g32": StoredFormat(INT4, 32, has_short_scales=True)}
+"""Quantised weights."""
+DTYPES = ("bfloat16", "float32", *FORMATS)
 
 
 @dataclass(frozen=True)
@@ -95,9 +99,11 @@ def make_plan(
     """Check the options of `eaas bench experts` and make a plan. Raises ConfigError."""
     # Imported here: who needs a shape alone needs no torch.
     from expert_server.kernels.choose import KERNELS, ON_REQUEST
+    from expert_server.kernels.gpu.packing import STORED
 
     known("--device", [device], DEVICES)
     on_gpu = device == "cuda"
+    usual = ("bfloat16", *map(str, STORED)) if on_gpu else DTYPES
     if tune and not on_gpu:
         raise ConfigError("--tune measures a GPU's tiles: add --device cuda")
     if tokens is None:
@@ -105,7 +111,7 @@ def make_plan(
     return Plan(
         shapes=once([parse_shape(text) for text in shapes]) or BUILT_IN,
         tokens=tuple(sorted(set(numbers("--tokens", tokens)))),
-        dtypes=known("--dtype", dtypes or (_GPU_DTYPES if on_gpu else DTYPES), DTYPES),
+        dtypes=known("--dtype", dtypes or usual, DTYPES),
         kernels=known("--kernel", kernels, tuple(ON_REQUEST if on_gpu else KERNELS)),
         rounds=rounds or (20 if on_gpu else 5),
         threads=threads or usable_cores(),

@@ -12,16 +12,14 @@ from typing import Any
 
 import torch
 
-from eaas.checkpoint.formats import StoredFormat
-from eaas.checkpoint.quantized import FP8, INT4, MXFP4
-from eaas_cli.bench.experts.plan import Shape, compute_dtype
+from eaas_cli.bench.experts.plan import FORMATS, Shape, compute_dtype
 from expert_server.kernels.kernel import ExpertKernel, KernelSpec, Quantization
+from expert_server.kernels.quantize import QUANTIZED
 from expert_server.kernels.random_matrix import random_matrix
 from expert_server.kernels.reference import ReferenceKernel
 from expert_server.weights.weights import ExpertForm, ExpertWeights
 
 __all__ = [
-    "STORED",
     "Batch",
     "Batches",
     "Source",
@@ -113,14 +111,15 @@ class Source:
         self._module.to(at)
 
     def experts(self, dtype: str = "") -> Iterator[ExpertWeights]:
-        """Yield each expert's weights: in a format of STORED random ones, else a view of the module's."""
+        """Yield each expert's weights: a view of the module's, or random ones as checkpoints store them."""
         return (self._expert(number, dtype) for number in range(self.shape.num_experts))
 
     def _expert(self, number: int, dtype: str) -> ExpertWeights:
-        if dtype not in STORED:
+        stored = spec_of(dtype, 1).stored
+        if stored is None:
             return ExpertWeights(self.up_ENH[number], self.down_EHI[number])
         hidden, intermediate = self.shape.hidden, self.shape.intermediate
-        stored, rng = STORED[dtype], _rng(number)
+        rng = _rng(number)
         return ExpertWeights(
             random_matrix(stored, 2 * intermediate, hidden, rng),
             random_matrix(stored, hidden, intermediate, rng),
@@ -182,18 +181,12 @@ def _rng(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-STORED = {
-    "fp8": StoredFormat(FP8, 128),
-    "mxfp4": StoredFormat(MXFP4, 32),
-    "int4-g32": StoredFormat(INT4, 32, has_short_scales=True),
-}
-
-
 def spec_of(dtype: str, threads: int) -> KernelSpec:
     """Return what a kernel of a dtype of the stored weights computes with."""
-    quantization = Quantization(dtype) if dtype in ("int8", "int4") else Quantization.NONE
     compute = getattr(torch, compute_dtype(dtype))
-    return KernelSpec(compute, quantization, threads, STORED.get(dtype))
+    if dtype in QUANTIZED:
+        return KernelSpec(compute, Quantization(dtype), threads)
+    return KernelSpec(compute, threads=threads, stored=FORMATS.get(dtype))
 
 
 def load_experts(kernel: ExpertKernel, source: Source, dtype: str) -> None:

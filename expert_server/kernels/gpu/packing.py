@@ -27,12 +27,11 @@ from expert_server.kernels.kernel import KernelSpec, Quantization, UnsupportedEr
 from expert_server.kernels.matrices import Matrix, check_format, split_gate
 from expert_server.weights.weights import ExpertWeights
 
-__all__ = ["DeviceExpert", "Layout", "check_spec", "pack_expert", "padded"]
+__all__ = ["STORED", "DeviceExpert", "Layout", "check_spec", "pack_expert", "padded"]
 
 # Sections of a block begin at multiples of this, in bytes.
 _ALIGNMENT = 256
-_FP8_GROUP, _MXFP4_GROUP = 128, 32
-_STORED = {FP8: Coding.FP8, MXFP4: Coding.MXFP4}
+STORED = {FP8: Coding.FP8, MXFP4: Coding.MXFP4}
 _CODE_BYTES = {Coding.BFLOAT16: 2, Coding.FLOAT32: 4, Coding.FP8: 1, Coding.MXFP4: 0.5}
 _E8M0_ONE, _E8M0_NAN = 127, 255
 
@@ -89,12 +88,12 @@ def check_spec(spec: KernelSpec) -> Coding:
     stored = spec.stored
     if stored is None:
         return Coding.BFLOAT16 if spec.dtype is torch.bfloat16 else Coding.FLOAT32
-    coding = _STORED.get(stored.format)
+    coding = STORED.get(stored.format)
     if coding is None or stored.has_zeros or stored.has_order:
         raise UnsupportedError(f"{stored}: of stored weights this kernel supports fp8 and mxfp4")
     if spec.dtype is not torch.bfloat16:
         raise UnsupportedError(f"{stored}: this kernel supports them in bfloat16 models only")
-    unit = _FP8_GROUP if coding is Coding.FP8 else _MXFP4_GROUP
+    unit = stored.format.block[1]
     if stored.group % unit or (coding is Coding.MXFP4 and stored.group != unit):
         wanted = f"groups of {unit}" if coding is Coding.MXFP4 else f"groups of multiples of {unit}"
         raise UnsupportedError(f"{stored}: this kernel supports {wanted}")

@@ -31,9 +31,9 @@ def test_experts_count_once_for_each_replica(tmp_path: Path) -> None:
     files = precheck(checkpoint(tmp_path / "m"))
     need = memory_need(files, 2, 1, "none")
     assert (need.experts, need.replicas, need.others, need.total) == (4000, 2, 400, 8400)
-    # Of 1,000 float32 weights.
-    assert need.smaller == (("int8", 0.255), ("int4", 0.135))
-    assert memory_need(files, 3, 2, "int4") == MemoryNeed(540, 3, 800)
+    # Of 1,000 float32 weights. Each of 100 outputs has a float32 scale.
+    assert need.smaller == (("int8", 0.35), ("int4", 0.225))
+    assert memory_need(files, 3, 2, "int4") == MemoryNeed(900, 3, 800)
 
 
 @pytest.mark.parametrize(
