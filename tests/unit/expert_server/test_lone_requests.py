@@ -20,6 +20,7 @@ from expert_server.kernels import KernelSpec
 from expert_server.kernels.native import NativeKernel
 from expert_server.loop import loop
 from expert_server.loop._slots import Slots
+from expert_server.loop.batching.batcher import Batcher
 from expert_server.loop.loop import ServeLoop
 from expert_server.transports.slot_ownership import SlotTable
 from expert_server.weights.weights import ExpertForm, ExpertWeights
@@ -177,6 +178,22 @@ def test_same_answer_and_counters(hidden, dtype, wire, requests) -> None:
             assert all(world.arena.client_free(1) for world in worlds)
         assert set(worlds[0].called) == {"serve"}
         assert worlds[1].called[:2] == worlds[2].called[:2] == ["accept", "compute"]
+
+
+def test_the_policy_learns_from_a_compiled_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    learned: list[tuple[object, int, int]] = []
+
+    def note(_: object, client: object, layer: int, tokens: int, began: float, now: float) -> None:
+        assert began <= now <= time.monotonic()
+        learned.append((client, layer, tokens))
+
+    monkeypatch.setattr(Batcher, "computed_alone", note)
+    with worlds_of() as worlds:
+        compiled = worlds[0]
+        learned.clear()
+        compiled.write(compiled.header(layer=1, batch_size=3), 0)
+        compiled.step()
+        assert learned == [(compiled.grant, 1, 3)]
 
 
 @given(field=st.sampled_from(sorted(FIELDS)), data=st.data())
