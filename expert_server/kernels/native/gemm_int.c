@@ -78,16 +78,13 @@ static inline const SplitTail *tail_of(const Section *s, int r) {
     return split_tail((char *)s->x + (size_t)r * s->x_stride, s->k);
 }
 
-/* A row's total after the group that begins at input `at`; `is_signed`: its sums are of codes minus zeros. */
+/* A row's total after the group that begins at input `at`; `is_signed`: its sums are of codes minus zeros already. */
 VNNI INLINE __m512 add_group(const Format weights, const SplitTail *tail, int at, const Scales *scales, __m512i high,
                              __m512i low, const bool is_signed, __m512 total) {
     __m512i sum = _mm512_add_epi32(_mm512_slli_epi32(high, 7), low);
     if (!is_signed) {
-        const int of_x = tail->sum[at / group_inputs(weights)];
-        const bool is_same = layouts[weights].zero_bits == 0; /* Then the product needs no vector. */
-        const __m512i less = is_same ? _mm512_set1_epi32(layouts[weights].zero * of_x)
-                                     : _mm512_mullo_epi32(scales->zero, _mm512_set1_epi32(of_x));
-        sum = _mm512_sub_epi32(sum, less);
+        const __m512i of_zeros = _mm512_set1_epi32(tail->of_zeros[at / group_inputs(weights)]);
+        sum = _mm512_add_epi32(sum, has_one_zero(weights) ? of_zeros : _mm512_mullo_epi32(scales->zero, of_zeros));
     }
     return _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scales->scale, total);
 }
@@ -127,7 +124,11 @@ VNNI INLINE void vnni_block(const Format weights, const int rows, const int pane
 #pragma GCC unroll 6
         for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
-            for (int p = 0; p < panels + apart; p++) high[r][p] = low[r][p] = _mm512_setzero_si512();
+            for (int p = 0; p < panels + apart; p++) {
+                const bool begins_at_zeros = has_one_zero(weights) && p < panels;
+                high[r][p] = _mm512_setzero_si512();
+                low[r][p] = _mm512_set1_epi32(begins_at_zeros ? tail_of(s, r)->of_zeros[begin / group] : 0);
+            }
         for (int at = begin; at < end; at += together) {
             const char *x = s->x + split_at(at);
 #pragma GCC unroll 1
@@ -174,8 +175,8 @@ VNNI INLINE void vnni_block(const Format weights, const int rows, const int pane
 #pragma GCC unroll 6
             for (int r = 0; r < rows; r++) {
                 const __m512 before = keeps ? total[r][p] : total_at(s, begin, r, p);
-                const __m512 after =
-                    add_group(weights, tail_of(s, r), begin, &scales, high[r][p], low[r][p], false, before);
+                const __m512 after = add_group(weights, tail_of(s, r), begin, &scales, high[r][p], low[r][p],
+                                               has_one_zero(weights), before);
                 if (keeps)
                     total[r][p] = after;
                 else

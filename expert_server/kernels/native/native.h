@@ -103,6 +103,7 @@ static inline size_t format_bytes(Format format) { return format == BFLOAT16 ? 2
 #define LARGEST_EXPONENT 252
 
 static inline int inputs_per_line(Format weights) { return layouts[weights].per_line; }
+static inline bool has_one_zero(Format weights) { return layouts[weights].zero_bits == 0; }
 static inline bool has_scales(Format weights) { return layouts[weights].segment > 0; }
 static inline int segment_inputs(Format weights) { return layouts[weights].segment; }
 static inline int group_inputs(Format weights) { return layouts[weights].group; }
@@ -196,8 +197,8 @@ bool avx2_works(void), plain_works(void);
 #define SPLIT_K 64
 
 typedef struct {
-    float scale;   /* NaN if a value of the row is NaN or infinite: then the result is NaN, too. */
-    int32_t sum[]; /* Of each group's integers: corrects for the weights' zeros. */
+    float scale;        /* NaN if a value of the row is NaN or infinite: then the result is NaN, too. */
+    int32_t of_zeros[]; /* Of each group: the sum of its integers, times -1 and, if all weights have one, their zero. */
 } SplitTail;
 
 /* Where the high of an input is; its low is SPLIT_K further. */

@@ -67,6 +67,7 @@ void split_row(const float *x, int width, Format weights, char *row) {
             store(low[i], row + 2 * (size_t)at + SPLIT_K + i * LANES);
         }
     }
+    const int factor = has_one_zero(weights) ? -layouts[weights].zero : -1;
     SplitTail *tail = split_tail(row, k);
     tail->scale = largest < INFINITY ? largest / LARGEST : NAN;
     for (int begin = 0; begin < k; begin += group_k) {
@@ -77,6 +78,6 @@ void split_row(const float *x, int width, Format weights, char *row) {
             for (int i = 0; i < together; i++) high += bytes[i];
             for (int i = 0; i < together; i++) low += bytes[SPLIT_K + i];
         }
-        tail->sum[begin / group_k] = 128 * high + low;
+        tail->of_zeros[begin / group_k] = (128 * high + low) * factor;
     }
 }
