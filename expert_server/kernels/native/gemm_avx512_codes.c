@@ -14,8 +14,9 @@
 #define AHEAD_BYTES 4096
 /* 12 rows of one panel: 12 sums and 12 totals; the tables need most of the other registers. */
 #define ROWS 12
-/* Up to this many rows would wait for the latency of one sum each, and work on two. */
-#define FEW_ROWS 6
+/* Rows would wait for the latency of one sum each: up to so many work on two, and on four where a segment has them. */
+#define ROWS_OF_TWO 6
+#define ROWS_OF_FOUR 3
 /* In segments. 128 rows of x: 384 KiB. */
 #define OUTER 12
 /* 12 rows of x: 12 KiB, and codes: 8 KiB. */
@@ -40,8 +41,8 @@ DOTS INLINE __m512 scales(const Format codes, const char *at, int number) {
  * registers. */
 DOTS INLINE void block(const Format codes, const int rows, const char *x, size_t x_stride, const char *w, int segments,
                         float *c, size_t ldc, bool add) {
-    const int at_once = rows <= FEW_ROWS ? 2 : 1;
-    __m512 total[ROWS], sum[ROWS][2];
+    const int at_once = rows > ROWS_OF_TWO ? 1 : rows > ROWS_OF_FOUR || SUMS(codes) < 4 ? 2 : 4;
+    __m512 total[ROWS], sum[ROWS][4];
 #pragma GCC unroll 12
     for (int r = 0; r < rows; r++) total[r] = add ? _mm512_loadu_ps(c + r * ldc) : _mm512_setzero_ps();
     for (int segment = 0; segment < segments; segment++, w += LINE_BYTES) {
@@ -49,9 +50,11 @@ DOTS INLINE void block(const Format codes, const int rows, const char *x, size_t
         _mm_prefetch(scale_line + AHEAD_BYTES, _MM_HINT_T0);
         for (int number = 0; number < SUMS(codes); number += at_once) {
 #pragma GCC unroll 12
-            for (int r = 0; r < rows; r++) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
+            for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+                for (int i = 0; i < at_once; i++) sum[r][i] = _mm512_setzero_ps();
             for (int line = 0; line < LINES(codes); line++)
-#pragma GCC unroll 2
+#pragma GCC unroll 4
                 for (int i = 0; i < at_once; i++) {
                     __m512i pairs[4];
                     const int at = i * LINES(codes) + line;
@@ -62,7 +65,7 @@ DOTS INLINE void block(const Format codes, const int rows, const char *x, size_t
                         for (int r = 0; r < rows; r++)
                             sum[r][i] = DOT(sum[r][i], x + r * x_stride + (at * PAIR_LINES(codes) + j) * 4, pairs[j]);
                 }
-#pragma GCC unroll 2
+#pragma GCC unroll 4
             for (int i = 0; i < at_once; i++) {
                 const __m512 scale = scales(codes, scale_line, number + i);
 #pragma GCC unroll 12
