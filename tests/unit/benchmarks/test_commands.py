@@ -20,7 +20,7 @@ from eaas.errors import ConfigError, EaasError
 ROOT = Path(__file__).parents[3]
 MODULES = (
     *("caps", "client", "dispatch.__main__", "experts", "failover", "policies", "scale.__main__"),
-    "vllm",
+    *("kt_kernel", "vllm"),
 )
 
 
