@@ -44,6 +44,7 @@ def extension(name: str, sources: list[str], *options: str) -> Extension:
         extra_link_args=["-Wl,-Bsymbolic"] if is_threaded else [],
         libraries=["m", "pthread"] if is_threaded else ["m"],
         define_macros=[("Py_LIMITED_API", "0x030B0000")],
+        undef_macros=["NDEBUG"],  # Python's own flags set it; our assertions stay.
         py_limited_api=True,
     )
 

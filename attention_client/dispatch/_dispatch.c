@@ -8,6 +8,7 @@
 #include "deadlines.h"
 #include "route.h"
 
+#include <assert.h>
 #include <stdlib.h>
 
 /* A draw of a higher count has too few digits left. */
@@ -42,15 +43,20 @@ route_checked(const Routing *routing, Routed *routed)
         return PyErr_Format(PyExc_IndexError, "expert %lld of %zd", (long long)routing->ids_P[wrong], routing->experts);
     }
     size_t servers = (size_t)routing->servers;
-    routed->count_S = malloc(servers * (sizeof(int64_t) + 2 * sizeof(double)) + 1);
-    if (routed->count_S == NULL) {
+    size_t counts_bytes = servers * (sizeof(int64_t) + 2 * sizeof(double));
+    ptrdiff_t replicas = routing->first_X[routing->experts] - routing->first_X[0];
+    char *memory = malloc(counts_bytes + route_workspace(routing->tokens * routing->top_k, routing->servers,
+                                                         routing->experts, replicas));
+    if (memory == NULL) {
         return PyErr_NoMemory();
     }
+    routed->count_S = (int64_t *)memory;
     routed->work_S = (double *)(routed->count_S + servers);
     routed->pairs_S = routed->work_S + servers;
-    int64_t left = route(routing, routed);
-    PyObject *answer = left < 0 ? PyErr_NoMemory() : shares_of_work(left, routed, routing->servers);
-    free(routed->count_S);
+    int64_t left = route(routing, routed, memory + counts_bytes);
+    assert(left >= 0);
+    PyObject *answer = shares_of_work(left, routed, routing->servers);
+    free(memory);
     return answer;
 }
 
@@ -107,7 +113,8 @@ dispatch_plan(PyObject *self, PyObject *args)
         r.wanted_P = arrays[1].view.buf;
         r.rate_S = arrays[5].open ? arrays[5].view.buf : NULL;
         r.backlog_S = arrays[6].open ? arrays[6].view.buf : NULL;
-        answer = route_checked(&r, &(Routed){.rows_out = arrays[7].view.buf, .ids_out = arrays[8].view.buf});
+        Routed routed = {.rows_out = arrays[7].view.buf, .ids_out = arrays[8].view.buf, .most_rows = most_rows};
+        answer = route_checked(&r, &routed);
     }
     close_arrays(arrays, COUNT_OF(arrays));
     return answer;

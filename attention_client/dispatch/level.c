@@ -1,5 +1,6 @@
 #include "level.h"
 
+#include <assert.h>
 #include <math.h>
 #include <stdbool.h>
 #include <string.h>
@@ -104,7 +105,18 @@ restore(Spread *spread)
 
 /* ---- level: everything ends by some time, if that can be found ---------------------------------------------- */
 
-/* A search for moves, and those that it has done. */
+/* A server to relieve, and how far that is. */
+typedef struct {
+    ptrdiff_t server;
+    int depth;        /* of the chains that may follow a move */
+    double ends;      /* when it ended at first */
+    int before;       /* moves done until then */
+    int count, tried; /* choices, and how many were tried */
+    bool passed;      /* the last move is done, and its target not yet in time */
+    Move choices[CHOICES];
+} Relief;
+
+/* A search for moves, and those that it has done. Each relief but the outermost follows a move that is done. */
 typedef struct {
     Spread *spread;
     double by;
@@ -112,13 +124,17 @@ typedef struct {
     bool prunes;  /* a server that could not be relieved is not tried again, though others have changed since */
     int done;
     Move done_M[MOST_MOVES];
+    Relief reliefs[MOST_MOVES + 1];
 } Search;
+
+const size_t SEARCH_BYTES = sizeof(Search);
 
 static void
 undo(Search *search, int until)
 {
-    while (search->done > until) {
-        const Move *move = &search->done_M[--search->done];
+    assert(until >= 0 && search->done <= MOST_MOVES);
+    for (; search->done > until; search->done--) {
+        const Move *move = &search->done_M[search->done - 1];
         move_pairs(search->spread, move->to, move->from, move->pairs);
     }
 }
@@ -130,9 +146,9 @@ add_choice(Move *choices, int *count, Move move)
         return;
     }
     int at = *count < CHOICES ? (*count)++ : CHOICES - 1;
-    while (at > 0 && choices[at - 1].key > move.key) {
+    assert(at < CHOICES);
+    for (; at > 0 && choices[at - 1].key > move.key; at--) {
         choices[at] = choices[at - 1];
-        at--;
     }
     choices[at] = move;
 }
@@ -172,36 +188,85 @@ find_moves(Search *search, ptrdiff_t server, Move *choices)
     return count;
 }
 
-/* Makes a server end in time, and with it each server that takes something from it, by chains of at most `depth` more.
- * Returns whether that was done; if not, nothing has changed. */
+typedef enum { RELIEVED, STUCK, OPEN } Verdict;
+
+/* Begins to make a server end in time: as the innermost relief, unless that is settled at once. */
+static Verdict
+begin_relief(Search *search, int reliefs, ptrdiff_t server, int depth)
+{
+    const Spread *spread = search->spread;
+    double ends = spread->ends_S[server];
+    if (ends <= search->by || spread->active_S[server] == 0) {
+        return RELIEVED;
+    }
+    /* Below 0: the last move was to end in time, but for rounding. */
+    bool failed = depth <= spread->failed_depth_S[server] && ends >= spread->failed_ends_S[server];
+    if (depth < 0 || (search->prunes && failed)) {
+        return STUCK;
+    }
+    assert(reliefs <= MOST_MOVES);
+    Relief *relief = &search->reliefs[reliefs];
+    relief->server = server;
+    relief->depth = depth;
+    relief->ends = ends;
+    relief->before = search->done;
+    relief->count = find_moves(search, server, relief->choices);
+    relief->tried = 0;
+    relief->passed = false;
+    return OPEN;
+}
+
+/* The next move that a relief may try, or NULL. */
+static const Move *
+next_move(const Search *search, Relief *relief)
+{
+    const Move *move = &relief->choices[relief->tried];
+    bool none = relief->tried == relief->count || (move->there > search->by && relief->depth == 0) ||
+                search->done == MOST_MOVES || search->left <= 0;
+    relief->tried += !none;
+    return none ? NULL : move;
+}
+
+/* Makes a server end in time, and with it each server that takes something from it, by chains of at most DEPTH more.
+ * Returns whether that was done; if not, nothing has changed. A search in depth: after a move come reliefs of its target
+ * and, one level less deep, of the server itself. */
 static bool
-relieve(Search *search, ptrdiff_t server, int depth)
+relieve(Search *search, ptrdiff_t server)
 {
     Spread *spread = search->spread;
-    if (spread->ends_S[server] <= search->by || spread->active_S[server] == 0) {
-        return true;
-    }
-    double ends = spread->ends_S[server];
-    if (search->prunes && depth <= spread->failed_depth_S[server] && ends >= spread->failed_ends_S[server]) {
-        return false;
-    }
-    Move choices[CHOICES];
-    int count = find_moves(search, server, choices), before = search->done;
-    for (int i = 0; i < count; i++) {
-        if ((choices[i].there > search->by && depth == 0) || search->done == MOST_MOVES || search->left <= 0) {
-            break;
+    /* A relief looks at a replica at least, and only its server's own next relief may begin after the last look. */
+    int64_t most_reliefs = (search->left > 0 ? search->left : 0) + 2, most_steps = most_reliefs * (2 * CHOICES + 1);
+    Verdict verdict = begin_relief(search, 0, server, DEPTH);
+    int reliefs = verdict == OPEN;
+    for (int64_t step = 0; reliefs > 0; step++) {
+        assert(step < most_steps);
+        Relief *relief = &search->reliefs[reliefs - 1];
+        if (verdict == RELIEVED && !relief->passed) {
+            reliefs--;
+            continue;
         }
-        search->done_M[search->done++] = choices[i];
-        move_pairs(spread, choices[i].from, choices[i].to, choices[i].pairs);
-        bool done = relieve(search, spread->server_R[choices[i].to], depth - 1);
-        if (done && relieve(search, server, depth > 0 ? depth - 1 : 0)) {
-            return true;
+        if (verdict == RELIEVED) {
+            relief->passed = false;
+            verdict = begin_relief(search, reliefs, relief->server, relief->depth > 0 ? relief->depth - 1 : 0);
+            reliefs += verdict == OPEN;
+            continue;
         }
-        undo(search, before);
+        undo(search, relief->before);
+        const Move *move = next_move(search, relief);
+        if (move == NULL) {
+            spread->failed_depth_S[relief->server] = (int8_t)relief->depth;
+            spread->failed_ends_S[relief->server] = relief->ends;
+            verdict = STUCK;
+            reliefs--;
+            continue;
+        }
+        relief->passed = true;
+        search->done_M[search->done++] = *move;
+        move_pairs(spread, move->from, move->to, move->pairs);
+        verdict = begin_relief(search, reliefs, spread->server_R[move->to], relief->depth - 1);
+        reliefs += verdict == OPEN;
     }
-    spread->failed_depth_S[server] = (int8_t)depth;
-    spread->failed_ends_S[server] = ends;
-    return false;
+    return verdict == RELIEVED;
 }
 
 /* Makes the last server end in time: first with pruning, which finds most of what there is, and fails soon. */
@@ -211,13 +276,13 @@ relieve_last(Search *search, ptrdiff_t last)
     search->done = 0;
     search->prunes = true;
     memset(search->spread->failed_depth_S, NOWHERE, (size_t)search->spread->servers);
-    if (relieve(search, last, DEPTH)) {
+    if (relieve(search, last)) {
         return true;
     }
     int64_t rest = search->left > LOOKS_AGAIN ? search->left - LOOKS_AGAIN : 0;
     search->left -= rest;
     search->prunes = false;
-    bool done = relieve(search, last, DEPTH);
+    bool done = relieve(search, last);
     search->left += rest;
     return done;
 }
@@ -235,18 +300,20 @@ static bool
 end_by(Spread *spread, double by, int64_t *effort, int64_t most)
 {
     int64_t given = *effort < most ? *effort : most;
-    Search search = {.spread = spread, .by = by, .left = given};
-    bool found = false;
-    while (true) {
+    Search *search = spread->search;
+    search->spread = spread;
+    search->by = by;
+    search->left = given;
+    bool found = false, ended = false;
+    for (int64_t pass = 0; !ended; pass++) {
+        assert(pass == 0 || pass < given);
         ptrdiff_t last = last_server(spread);
         found = last == NOWHERE || spread->ends_S[last] <= by;
         /* Looking for the last server is effort, too. */
-        search.left -= 1 + spread->servers / 16;
-        if (found || search.left <= 0 || !relieve_last(&search, last)) {
-            break;
-        }
+        search->left -= 1 + spread->servers / 16;
+        ended = found || search->left <= 0 || !relieve_last(search, last);
     }
-    *effort -= given - search.left;
+    *effort -= given - search->left;
     return found;
 }
 
@@ -258,8 +325,11 @@ least_end(const Spread *spread)
     for (ptrdiff_t s = 0; s < spread->servers; s++) {
         work += (spread->ends_S[s] - spread->backlog_S[s]) / spread->rate_S[s];
     }
-    /* Without the servers whose backlog is longer than that. */
-    for (double before = INFINITY;; before = least) {
+    /* Without the servers whose backlog is longer than that: each time one fewer, at least. */
+    double before = INFINITY;
+    for (ptrdiff_t pass = 0; least < before || pass == 0; pass++) {
+        assert(pass <= spread->servers + 1);
+        before = least;
         double rates = 0, sum = work;
         for (ptrdiff_t s = 0; s < spread->servers; s++) {
             if (spread->backlog_S[s] < before) {
@@ -268,10 +338,8 @@ least_end(const Spread *spread)
             }
         }
         least = rates > 0 ? sum / rates : 0;
-        if (!(least < before)) {
-            return least;
-        }
     }
+    return least;
 }
 
 static void
@@ -351,7 +419,8 @@ merge_requests(Spread *spread, double draw)
         spread->closed_S[s] = spread->active_S[s] == 0;
     }
     int64_t effort = LOOKS_FOR_A_SERVER * spread->servers;
-    while (effort > 0 && (least = least_server(spread, draw, spread->tried_S)) != NOWHERE) {
+    for (ptrdiff_t tried = 0; effort > 0 && (least = least_server(spread, draw, spread->tried_S)) != NOWHERE; tried++) {
+        assert(tried < spread->servers);
         effort -= 1 + spread->servers / 16;
         spread->tried_S[least] = 1;
         /* Each other server can take what it does not do until the call ends. */

@@ -32,7 +32,10 @@ typedef struct {
     int64_t *kept_R;
     double *kept_ends_S;
     int32_t *kept_active_S;
+    void *search; /* SEARCH_BYTES */
 } Spread;
+
+extern const size_t SEARCH_BYTES;
 
 /* Computes pair_S, ends_S and active_S. */
 void count_work(Spread *spread, double load_pairs);

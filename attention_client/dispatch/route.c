@@ -1,10 +1,11 @@
 #include "route.h"
 
-#include <stdlib.h>
+#include <assert.h>
 #include <string.h>
 
 #include "../../eaas/wire/mutant.h"
 #include "level.h"
+#include "memory.h"
 
 #define NO_EXPERT (-1)
 #define NOWHERE (-1)
@@ -76,6 +77,7 @@ draw_replica(const Spread *spread, const float *share_R, ptrdiff_t expert, doubl
 static int64_t
 draw_chunks(const Routing *routing, const int64_t *pairs_E, Spread *spread, const float *share_R, int64_t chunk_pairs)
 {
+    assert(chunk_pairs >= 1);
     double draw = routing->draw;
     int64_t left = 0;
     for (ptrdiff_t e = 0; e < routing->experts; e++) {
@@ -98,12 +100,13 @@ draw_chunks(const Routing *routing, const int64_t *pairs_E, Spread *spread, cons
 /* ---- rows: each server's tokens, and their experts there ----------------------------------------------------- */
 
 /* Gives the wanted pairs of each expert, in order, to its replicas, and counts the tokens of each server. `pairs_R` is
- * used up; `next_E` and `last_S` are scratch. */
-static void
+ * used up; `next_E` and `last_S` are scratch. Returns the sum of the counts. */
+static int64_t
 place_pairs(const Routing *routing, const Spread *spread, int32_t *next_E, int32_t *last_S, int32_t *server_P,
             int64_t *count_S)
 {
     ptrdiff_t top_k = routing->top_k, p = 0;
+    int64_t rows = 0;
     memcpy(next_E, spread->first_E, (size_t)routing->experts * sizeof(int32_t));
     for (ptrdiff_t s = 0; s < routing->servers; s++) {
         count_S[s] = 0;
@@ -117,6 +120,7 @@ place_pairs(const Routing *routing, const Spread *spread, int32_t *next_E, int32
             }
             int64_t e = routing->ids_P[p];
             int32_t r = next_E[e], end = spread->first_E[e + 1];
+            assert(end <= spread->replicas);
             while (r < end && spread->pairs_R[r] == 0) {
                 r++;
             }
@@ -126,10 +130,12 @@ place_pairs(const Routing *routing, const Spread *spread, int32_t *next_E, int32
                 spread->pairs_R[r]--;
                 server_P[p] = s;
                 count_S[s] += last_S[s] != t;
+                rows += last_S[s] != t;
                 last_S[s] = (int32_t)t;
             }
         }
     }
+    return rows;
 }
 
 /* Fills the tokens of each server, server by server, and their experts there. next_S and last_S are scratch. */
@@ -198,76 +204,89 @@ find_wrong_expert(const Routing *routing)
     return -1;
 }
 
-int64_t
-route(const Routing *routing, const Routed *routed)
+/* The scratch memory of a routing. */
+typedef struct {
+    Spread spread;
+    int64_t *pairs_E, *next_S;
+    float *share_R;
+    int32_t *next_E, *last_S, *server_P;
+} Scratch;
+
+/* Lays out `memory`, or none if it is NULL. Returns the bytes. */
+static size_t
+lay_out(Scratch *scratch, char *memory, ptrdiff_t pairs, ptrdiff_t servers, ptrdiff_t experts, ptrdiff_t replicas)
 {
-    size_t servers = (size_t)routing->servers, experts = (size_t)routing->experts;
-    size_t pairs = (size_t)(routing->tokens * routing->top_k), replicas = 0;
-    /* All scratch memory in blocks of 64-bit, 32-bit and 8-bit items. */
-    int64_t *pairs_E = calloc(experts, sizeof(int64_t));
-    if (pairs_E == NULL) {
-        return -1;
-    }
-    for (size_t p = 0; p < pairs; p++) {
+    Spread *spread = &scratch->spread;
+    size_t used = 0;
+    scratch->pairs_E = take_array(memory, &used, experts, sizeof(int64_t));
+    scratch->next_S = take_array(memory, &used, servers, sizeof(int64_t));
+    scratch->share_R = take_array(memory, &used, replicas, sizeof(float));
+    scratch->next_E = take_array(memory, &used, experts, sizeof(int32_t));
+    scratch->last_S = take_array(memory, &used, servers, sizeof(int32_t));
+    scratch->server_P = take_array(memory, &used, pairs, sizeof(int32_t));
+    spread->pair_S = take_array(memory, &used, servers, sizeof(double));
+    spread->server_R = take_array(memory, &used, replicas, sizeof(int32_t));
+    spread->expert_R = take_array(memory, &used, replicas, sizeof(int32_t));
+    spread->first_E = take_array(memory, &used, experts + 1, sizeof(int32_t));
+    spread->first_S = take_array(memory, &used, servers + 1, sizeof(int32_t));
+    spread->own_R = take_array(memory, &used, replicas, sizeof(int32_t));
+    spread->pairs_R = take_array(memory, &used, replicas, sizeof(int64_t));
+    spread->ends_S = take_array(memory, &used, servers, sizeof(double));
+    spread->active_S = take_array(memory, &used, servers, sizeof(int32_t));
+    spread->closed_S = take_array(memory, &used, servers, 1);
+    spread->tried_S = take_array(memory, &used, servers, 1);
+    spread->failed_depth_S = take_array(memory, &used, servers, 1);
+    spread->failed_ends_S = take_array(memory, &used, servers, sizeof(double));
+    spread->kept_R = take_array(memory, &used, replicas, sizeof(int64_t));
+    spread->kept_ends_S = take_array(memory, &used, servers, sizeof(double));
+    spread->kept_active_S = take_array(memory, &used, servers, sizeof(int32_t));
+    spread->search = take_array(memory, &used, 1, SEARCH_BYTES);
+    return used;
+}
+
+size_t
+route_workspace(ptrdiff_t pairs, ptrdiff_t servers, ptrdiff_t experts, ptrdiff_t replicas)
+{
+    return lay_out(&(Scratch){0}, NULL, pairs, servers, experts, replicas);
+}
+
+int64_t
+route(const Routing *routing, const Routed *routed, void *workspace)
+{
+    ptrdiff_t servers = routing->servers, experts = routing->experts, pairs = routing->tokens * routing->top_k;
+    Scratch scratch;
+    lay_out(&scratch, workspace, pairs, servers, experts, routing->first_X[experts] - routing->first_X[0]);
+    Spread *spread = &scratch.spread;
+    spread->servers = servers;
+    spread->experts = experts;
+    spread->rate_S = routing->rate_S;
+    spread->backlog_S = routing->backlog_S;
+    memset(scratch.pairs_E, 0, (size_t)experts * sizeof(int64_t));
+    for (ptrdiff_t p = 0; p < pairs; p++) {
         if (routing->wanted_P[p]) {
-            pairs_E[routing->ids_P[p]]++;
+            scratch.pairs_E[routing->ids_P[p]]++;
         }
     }
-    for (size_t e = 0; e < experts; e++) {
-        replicas += pairs_E[e] > 0 ? (size_t)(routing->first_X[e + 1] - routing->first_X[e]) : 0;
-    }
-    size_t wide = 2 * replicas + 5 * servers, narrow = 4 * replicas + 2 * (experts + 1) + 4 * servers + 1 + pairs;
-    int64_t *block = malloc(wide * sizeof(int64_t) + narrow * sizeof(int32_t) + 3 * servers);
-    if (block == NULL) {
-        free(pairs_E);
-        return -1;
-    }
-    Spread spread = {
-        .servers = routing->servers,
-        .experts = routing->experts,
-        .rate_S = routing->rate_S,
-        .backlog_S = routing->backlog_S,
-        .pairs_R = block,
-        .kept_R = block + replicas,
-    };
-    int64_t *next_S = spread.kept_R + replicas;
-    spread.ends_S = (double *)(next_S + servers);
-    spread.kept_ends_S = spread.ends_S + servers;
-    spread.pair_S = spread.kept_ends_S + servers;
-    spread.failed_ends_S = spread.pair_S + servers;
-    spread.server_R = (int32_t *)(spread.failed_ends_S + servers);
-    spread.expert_R = spread.server_R + replicas;
-    spread.own_R = spread.expert_R + replicas;
-    float *share_R = (float *)(spread.own_R + replicas);
-    spread.first_E = spread.own_R + 2 * replicas;
-    int32_t *next_E = spread.first_E + experts + 1;
-    spread.first_S = next_E + experts + 1;
-    spread.active_S = spread.first_S + servers + 1;
-    spread.kept_active_S = spread.active_S + servers;
-    int32_t *last_S = spread.kept_active_S + servers, *server_P = last_S + servers;
-    spread.closed_S = (uint8_t *)(server_P + pairs);
-    spread.tried_S = spread.closed_S + servers;
-    spread.failed_depth_S = (int8_t *)(spread.tried_S + servers);
-
-    list_replicas(routing, pairs_E, &spread, share_R, next_S);
+    list_replicas(routing, scratch.pairs_E, spread, scratch.share_R, scratch.next_S);
     bool levels = routing->rate_S != NULL;
     int64_t chunk_pairs = levels || routing->load_pairs < 1 ? INT64_MAX / 2 : (int64_t)routing->load_pairs;
-    int64_t left = draw_chunks(routing, pairs_E, &spread, share_R, chunk_pairs);
+    int64_t left = draw_chunks(routing, scratch.pairs_E, spread, scratch.share_R, chunk_pairs);
     if (levels) {
-        count_work(&spread, routing->load_pairs);
-        level_work(&spread, routing->draw);
+        count_work(spread, routing->load_pairs);
+        level_work(spread, routing->draw);
     }
-    memset(routed->work_S, 0, servers * sizeof(double));
-    memset(routed->pairs_S, 0, servers * sizeof(double));
-    for (ptrdiff_t r = 0; r < spread.replicas; r++) {
-        if (spread.pairs_R[r] > 0) {
-            routed->work_S[spread.server_R[r]] += 1.0 + (double)spread.pairs_R[r] / routing->load_pairs;
-            routed->pairs_S[spread.server_R[r]] += (double)spread.pairs_R[r];
+    memset(routed->work_S, 0, (size_t)servers * sizeof(double));
+    memset(routed->pairs_S, 0, (size_t)servers * sizeof(double));
+    for (ptrdiff_t r = 0; r < spread->replicas; r++) {
+        if (spread->pairs_R[r] > 0) {
+            routed->work_S[spread->server_R[r]] += 1.0 + (double)spread->pairs_R[r] / routing->load_pairs;
+            routed->pairs_S[spread->server_R[r]] += (double)spread->pairs_R[r];
         }
     }
-    place_pairs(routing, &spread, next_E, last_S, server_P, routed->count_S);
-    fill_rows(routing, server_P, next_S, last_S, routed);
-    free(block);
-    free(pairs_E);
+    int64_t rows = place_pairs(routing, spread, scratch.next_E, scratch.last_S, scratch.server_P, routed->count_S);
+    if (rows > routed->most_rows) {
+        return -1;
+    }
+    fill_rows(routing, scratch.server_P, scratch.next_S, scratch.last_S, routed);
     return left;
 }

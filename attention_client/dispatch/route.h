@@ -28,8 +28,9 @@ typedef struct {
     int64_t *count_S; /* tokens of each server */
     double *work_S;    /* experts, and pairs / load_pairs */
     double *pairs_S;
-    int64_t *rows_out; /* T * min(S, K) tokens, server by server */
+    int64_t *rows_out; /* `most_rows` tokens, server by server; T * min(S, K) are always enough */
     int32_t *ids_out;  /* their experts there, times K; -1 for another server's */
+    int64_t most_rows;
 } Routed;
 
 /* The draw of a layer's call: evenly spread over the calls of the layer, and over the layers of a pass. Counted by layer,
@@ -44,7 +45,11 @@ bool are_replicas(const int32_t *first_X, ptrdiff_t experts, const int32_t *serv
 /* The first wanted pair whose expert is outside E, or -1. */
 ptrdiff_t find_wrong_expert(const Routing *routing);
 
-/* Fills `routed`. Returns the number of wanted pairs that have no server, or -1 without memory. */
-int64_t route(const Routing *routing, const Routed *routed);
+/* Bytes that `route` needs as `workspace`, aligned to 8, for calls of at most so many pairs where the experts of a layer
+ * have at most so many replicas. */
+size_t route_workspace(ptrdiff_t pairs, ptrdiff_t servers, ptrdiff_t experts, ptrdiff_t replicas);
+
+/* Fills `routed`. Returns the number of wanted pairs that have no server, or -1 if there are more than `most_rows`. */
+int64_t route(const Routing *routing, const Routed *routed, void *workspace);
 
 #endif

@@ -125,7 +125,11 @@ class Slots:
         """Stop, and drop the memory once no exchange uses it."""
 
 class Exchange:
-    """The requests of one layer call, in flight."""
+    """The requests of one layer call, in flight.
+
+    `finish`, `advance` and `collect` raise ValueError if the exchange is over, and they and `requests` while
+    another thread is in one of them.
+    """
 
     view: object
     """The view of its route."""
@@ -206,8 +210,9 @@ class Route:
 
         Returns:
             None if the call is not of the common case (a tensor that is strided, on a device or of another
-            dtype, no free slot, an expert without a server, a server whose times are unknown or that owes an
-            answer, ...); nothing was sent then.
+            dtype, no free slot, 16 calls in flight, more tokens than the slots have room for, an expert
+            without a server, a server whose times are unknown or that owes an answer, ...); nothing was
+            sent then.
         """
 
     def set_load(self, rates: _Float64, queues: _Float64, load_pairs: float, /) -> None:

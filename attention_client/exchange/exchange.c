@@ -10,22 +10,25 @@
  *               time, `collect` sums them; `finish` waits between such looks
  *
  * They change only under the GIL; waits and sums run without it. The time is an argument of all but `finish`, so that
- * a simulation drives this very code.
+ * a simulation drives this very code. A route has the memory of its calls from the first one on (calls.h): after that, a
+ * call takes none but Python's for an Exchange and torch's for the sum. Each wait has a deadline.
  */
-#include "exchange.h"
+#include "calls.h"
 
 #include "../dispatch/sum.h"
 #include "tensors.h"
 
-#include <math.h>
+#include <assert.h>
 #include <stdlib.h>
 
-#define MOST_PARTS 64
 /* Times that a route keeps until `Route.take` reads them; later ones are dropped. */
 #define MOST_SAMPLES 64
 /* The compiled requests' ids, which Python's never reach. */
 #define OWN_IDS (UINT64_C(1) << 63)
 #define SPIN_NS UINT64_C(20000)
+/* Monotonic seconds of any deadline: they fit into nanoseconds. */
+#define MOST_S 1e9
+#define MOST_PAIRS (INT32_MAX / 64)
 
 typedef struct {
     int32_t server, rows;
@@ -41,40 +44,22 @@ typedef struct {
     double load_pairs;
     double least_s; /* least time of a request */
     bool levels;
-    uint32_t *calls; /* of each layer */
+    uint32_t *calls_L; /* so far */
     double *rate_S, *backlog_S;
     double *queue_S; /* usual seconds until a server begins a request */
     uint64_t *answered_S; /* since the last `take` */
     uint64_t exchanges, pairs, nonfinite; /* since the last `take` */
-    Py_ssize_t running;
+    Calls calls;
     double took_s[MOST_SAMPLES]; /* of the first exchanges since the last `take` */
     Sample samples[MOST_SAMPLES];
     int sample_count;
 } Route;
 
 typedef struct {
-    Slots *slots; /* a reference */
-    int32_t server, slot, first;
-    Part part;
-    bool sent;  /* handed over */
-    bool exact; /* the answer came while it was waited for */
-    double work, pairs, sent_at, hedge_at, expires_at, arrived_at, service_s, queue_s;
-} Request;
-
-typedef struct {
     PyObject_HEAD
-    Route *route;  /* a reference */
-    PyObject *x;   /* the hidden states: the result is made like them */
-    Inputs inputs;
-    int64_t *rows_R; /* the tokens of all requests, and their experts behind them */
-    int32_t *ids_RK;
-    Py_ssize_t tokens, hidden;
-    uint64_t pairs;
-    double started_at;
-    int count;
-    int answered; /* the first ones have their answers */
-    bool over;    /* finished, or handed over */
-    Request requests[MOST_PARTS];
+    Route *route; /* a reference */
+    Call *call;   /* NULL: over, finished or handed over */
+    uint32_t top_k;
 } Exchange;
 
 static PyTypeObject *slots_type, *route_type, *exchange_type;
@@ -95,11 +80,8 @@ route_dealloc(Route *self)
     Py_XDECREF(self->view);
     Py_XDECREF(self->slots_S);
     close_arrays(self->replicas, COUNT_OF(self->replicas));
-    free(self->calls);
-    free(self->rate_S);
-    free(self->backlog_S);
-    free(self->queue_S);
-    free(self->answered_S);
+    free(self->calls.memory);
+    free(self->rate_S); /* and the other arrays of the servers and layers */
     PyObject_Free(self);
     Py_DECREF(type);
 }
@@ -160,12 +142,13 @@ route_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         self->load_pairs = 1.0;
         self->levels = levels != 0;
         self->least_s = least_s;
-        self->calls = calloc((size_t)layers, sizeof *self->calls);
-        self->rate_S = calloc((size_t)servers, sizeof *self->rate_S);
-        self->backlog_S = calloc((size_t)servers, sizeof *self->backlog_S);
-        self->queue_S = calloc((size_t)servers, sizeof *self->queue_S);
-        self->answered_S = calloc((size_t)servers, sizeof *self->answered_S);
-        if (self->calls && self->rate_S && self->backlog_S && self->queue_S && self->answered_S) {
+        size_t server_bytes = 3 * sizeof(double) + sizeof(uint64_t);
+        self->rate_S = calloc(1, (size_t)servers * server_bytes + (size_t)layers * sizeof(uint32_t));
+        if (self->rate_S != NULL) {
+            self->backlog_S = self->rate_S + servers;
+            self->queue_S = self->backlog_S + servers;
+            self->answered_S = (uint64_t *)(self->queue_S + servers);
+            self->calls_L = (uint32_t *)(self->answered_S + servers);
             for (Py_ssize_t s = 0; s < servers; s++) {
                 self->rate_S[s] = 1.0;
             }
@@ -201,27 +184,30 @@ route_set_load(Route *self, PyObject *args)
     return right ? Py_NewRef(Py_None) : NULL;
 }
 
+/* Append a new item, or set an exception. */
+static bool
+append_item(PyObject *list, PyObject *item)
+{
+    bool right = item != NULL && PyList_Append(list, item) == 0;
+    Py_XDECREF(item);
+    return right;
+}
+
 static PyObject *
 route_take(Route *self, PyObject *Py_UNUSED(ignored))
 {
     PyObject *answered = PyList_New(0), *samples = PyList_New(0), *took = PyList_New(0), *taken = NULL;
     bool right = answered != NULL && samples != NULL && took != NULL;
     for (Py_ssize_t s = 0; right && s < self->servers; s++) {
-        PyObject *item = PyLong_FromUnsignedLongLong(self->answered_S[s]);
-        right = item != NULL && PyList_Append(answered, item) == 0;
-        Py_XDECREF(item);
+        right = append_item(answered, PyLong_FromUnsignedLongLong(self->answered_S[s]));
     }
     for (uint64_t i = 0; right && i < self->exchanges && i < MOST_SAMPLES; i++) {
-        PyObject *item = PyFloat_FromDouble(self->took_s[i]);
-        right = item != NULL && PyList_Append(took, item) == 0;
-        Py_XDECREF(item);
+        right = append_item(took, PyFloat_FromDouble(self->took_s[i]));
     }
     for (int i = 0; right && i < self->sample_count; i++) {
         const Sample *sample = &self->samples[i];
-        PyObject *item = Py_BuildValue("iiddddd", (int)sample->server, (int)sample->rows, sample->work, sample->pairs,
-                                       sample->took_s, sample->service_s, sample->queue_s);
-        right = item != NULL && PyList_Append(samples, item) == 0;
-        Py_XDECREF(item);
+        right = append_item(samples, Py_BuildValue("iiddddd", (int)sample->server, (int)sample->rows, sample->work,
+                                                   sample->pairs, sample->took_s, sample->service_s, sample->queue_s));
     }
     if (right) {
         taken = Py_BuildValue("KKKOOO", (unsigned long long)self->exchanges, (unsigned long long)self->pairs,
@@ -241,7 +227,7 @@ route_take(Route *self, PyObject *Py_UNUSED(ignored))
 static PyObject *
 route_running(Route *self, void *Py_UNUSED(closure))
 {
-    return PyLong_FromSsize_t(self->running);
+    return PyLong_FromLong(self->calls.memory == NULL ? 0 : MOST_CALLS - self->calls.free_count);
 }
 
 static PyObject *
@@ -252,11 +238,47 @@ route_waiting(Route *self, void *Py_UNUSED(closure))
 
 /* ---- start: choose, and write the requests ---------------------------------------------------------------- */
 
-/* What a call is about, beside the inputs of its requests. */
 typedef struct {
     Inputs inputs;
     Py_ssize_t layer, tokens, top_k, hidden;
-} Call;
+    Tensor ids;
+    const uint8_t *wanted_T; /* NULL: all */
+} Arguments;
+
+/* Make the memory of the calls. False: an exception is set, or no slot has room for a token of so many experts. */
+static bool
+make_calls(Route *route, uint32_t top_k)
+{
+    uint64_t slot_most = 0;
+    Py_ssize_t hidden = 0, replicas = route->replicas[1].view.len / (Py_ssize_t)sizeof(int32_t);
+    for (Py_ssize_t s = 0; s < route->servers; s++) {
+        PyObject *slots = PyTuple_GetItem(route->slots_S, s);
+        if (slots != Py_None) {
+            const Grant *grant = &((Slots *)slots)->grant;
+            /* The narrowest dtype has the most tokens. */
+            uint64_t tokens = slot_tokens(grant, top_k, WIRE_BFLOAT16);
+            slot_most = tokens > slot_most ? tokens : slot_most;
+            hidden = grant->hidden > hidden ? grant->hidden : hidden;
+        }
+    }
+    uint64_t rows = wire_product(slot_most, (uint64_t)(route->servers < MOST_PARTS ? route->servers : MOST_PARTS));
+    uint64_t most_rows = MOST_PAIRS / top_k;
+    Calls *calls = &route->calls;
+    calls->most_rows = (int64_t)(rows < most_rows ? rows : most_rows);
+    calls->most_pairs = calls->most_rows * top_k;
+    if (calls->most_rows == 0) {
+        return false;
+    }
+    size_t workspace = route_workspace(calls->most_pairs, route->servers, route->experts, replicas);
+    calls->memory = malloc(lay_out_calls(calls, NULL, hidden, route->servers, workspace));
+    if (calls->memory == NULL) {
+        PyErr_NoMemory();
+        return false;
+    }
+    lay_out_calls(calls, calls->memory, hidden, route->servers, workspace);
+    calls->free_count = MOST_CALLS;
+    return true;
+}
 
 /* Set when to hedge and to give up a request. False if the server's times are unknown: Python learns them. */
 static bool
@@ -264,10 +286,10 @@ set_deadlines(Request *request, double least_s, double left_s, double now)
 {
     const Slots *slots = request->slots;
     double usual_s = slots->expected_s[size_class(request->part.rows)];
-    if (!(usual_s > 0)) {
+    double patience_s = budget_s(usual_s, least_s, left_s);
+    if (!(usual_s > 0) || !(patience_s > 0) || !(now + patience_s < MOST_S)) {
         return false;
     }
-    double patience_s = budget_s(usual_s, least_s, left_s);
     request->sent_at = now;
     request->expires_at = now + patience_s;
     request->hedge_at = slots->tail > 0 ? now + hedge_s(usual_s, slots->tail) : request->expires_at;
@@ -278,12 +300,12 @@ set_deadlines(Request *request, double least_s, double left_s, double now)
 /* Write all requests and hand them to their servers; runs without the GIL. A slot that the server took back stays as it
  * is: `advance` finds it. */
 static void
-send_requests(Exchange *exchange)
+send_requests(Call *call)
 {
-    for (int i = 0; i < exchange->count; i++) {
-        Request *request = &exchange->requests[i];
+    for (int i = 0; i < call->count; i++) {
+        Request *request = &call->requests[i];
         const Slots *slots = request->slots;
-        request->sent = write_request(&slots->grant, request->slot, &exchange->inputs, &request->part) &&
+        request->sent = write_request(&slots->grant, request->slot, &call->inputs, &request->part) &&
                         hand_over(&slots->grant, request->slot);
         if (request->sent && slots->direct) {
             ring_bell(slots->doorbell);
@@ -311,60 +333,59 @@ forget_request(Request *request, bool give)
 /* Make a request to each chosen server: slot, id, deadlines. False: not possible now, as where a slot is too small;
  * nothing is held. */
 static bool
-take_slots(Exchange *exchange, Route *route, const Call *call, const Routed *routed, double left_s, double now)
+take_slots(Call *call, Route *route, double left_s, double now)
 {
-    int32_t first = 0;
-    for (Py_ssize_t s = 0; s < route->servers; s++) {
-        int32_t rows = (int32_t)routed->count_S[s];
+    const Calls *calls = &route->calls;
+    int64_t first = 0, top_k = call->inputs.top_k;
+    bool right = true;
+    for (Py_ssize_t s = 0; right && s < route->servers; s++) {
+        int64_t rows = calls->count_S[s];
         if (rows == 0) {
             continue;
         }
         Slots *slots = (Slots *)PyTuple_GetItem(route->slots_S, s);
         bool usable = (PyObject *)slots != Py_None && !slots->stopped && slots->grant.hidden == call->hidden &&
                       (uint64_t)rows <= slot_tokens(&slots->grant, call->inputs.top_k, call->inputs.dtype);
-        int32_t slot = usable && exchange->count < MOST_PARTS ? slots_pop(slots) : -1;
+        int32_t slot = usable && call->count < MOST_PARTS ? slots_pop(slots) : -1;
         if (slot < 0) {
-            goto undo;
+            right = false;
+            continue;
         }
-        Request *request = &exchange->requests[exchange->count++];
+        Request *request = &call->requests[call->count++];
         *request = (Request){
             .slots = (Slots *)Py_NewRef((PyObject *)slots),
             .server = (int32_t)s,
             .slot = slot,
-            .first = first,
             .part = {
-                .rows_R = exchange->rows_R + first,
-                .ids_RK = exchange->ids_RK + (Py_ssize_t)first * call->top_k,
+                .rows_R = call->rows_R + first,
+                .ids_RK = call->ids_RK + first * top_k,
                 .rows = (uint32_t)rows,
                 .request_id = next_id++,
             },
-            .work = routed->work_S[s],
-            .pairs = routed->pairs_S[s],
+            .work = calls->work_S[s],
+            .pairs = calls->pairs_S[s],
         };
         slots->users++;
         slots->work += request->work;
-        if (!set_deadlines(request, route->least_s, left_s, now)) {
-            goto undo;
-        }
+        right = set_deadlines(request, route->least_s, left_s, now);
         first += rows;
     }
-    return true;
-undo:
-    while (exchange->count > 0) {
-        forget_request(&exchange->requests[--exchange->count], true);
+    for (; !right && call->count > 0; call->count--) {
+        forget_request(&call->requests[call->count - 1], true);
     }
-    return false;
+    return right;
 }
 
 /* Copy ids to int64 and mark the wanted pairs; returns their number, or -1 for an expert out of range. */
 static int64_t
-copy_ids(const void *ids, bool wide, const uint8_t *wanted_T, const Call *call, Py_ssize_t experts, int64_t *ids_P,
-         uint8_t *wanted_P)
+copy_ids(const Arguments *arguments, Py_ssize_t experts, int64_t *ids_P, uint8_t *wanted_P)
 {
+    const void *ids = arguments->ids.data;
+    bool wide = arguments->ids.values == INT64_VALUES;
     int64_t wanted = 0;
-    for (Py_ssize_t t = 0, p = 0; t < call->tokens; t++) {
-        bool asked = wanted_T == NULL || wanted_T[t] != 0;
-        for (Py_ssize_t k = 0; k < call->top_k; k++, p++) {
+    for (Py_ssize_t t = 0, p = 0; t < arguments->tokens; t++) {
+        bool asked = arguments->wanted_T == NULL || arguments->wanted_T[t] != 0;
+        for (Py_ssize_t k = 0; k < arguments->top_k; k++, p++) {
             ids_P[p] = wide ? ((const int64_t *)ids)[p] : ((const int32_t *)ids)[p];
             wanted_P[p] = asked;
             if (asked && (ids_P[p] < 0 || ids_P[p] >= experts)) {
@@ -376,12 +397,23 @@ copy_ids(const void *ids, bool wide, const uint8_t *wanted_T, const Call *call, 
     return wanted;
 }
 
+/* Give the block of a call back, whose requests are forgotten. */
 static void
 end_exchange(Exchange *exchange)
 {
-    if (!exchange->over) {
-        exchange->over = true;
-        exchange->route->running--;
+    Call *call = exchange->call;
+    PyObject *x = call->x;
+    exchange->call = NULL;
+    give_call(&exchange->route->calls, call);
+    Py_DECREF(x);
+}
+
+/* Forget the requests: slots in flight are lost, not reused, or another has them. */
+static void
+forget_all(Call *call)
+{
+    for (; call->count > 0; call->count--) {
+        forget_request(&call->requests[call->count - 1], false);
     }
 }
 
@@ -389,27 +421,21 @@ static void
 exchange_dealloc(Exchange *self)
 {
     PyTypeObject *type = Py_TYPE((PyObject *)self);
-    /* Normally none is left: `finish` and `requests` end them. A slot in flight is lost, not reused. */
-    for (int i = 0; i < self->count; i++) {
-        if (self->requests[i].slots != NULL) {
-            forget_request(&self->requests[i], false);
-        }
-    }
-    if (self->route != NULL) {
+    if (self->call != NULL) {
+        /* Normally none is left: `finish` and `requests` end them. */
+        forget_all(self->call);
         end_exchange(self);
-        Py_DECREF((PyObject *)self->route);
     }
-    Py_XDECREF(self->x);
-    free(self->rows_R);
+    Py_XDECREF((PyObject *)self->route);
     PyObject_Free(self);
     Py_DECREF(type);
 }
 
 /* Read the tensors of a call. False: compiled code cannot. */
 static bool
-read_inputs(PyObject *const *args, Call *call, Tensor *ids, const uint8_t **wanted_T)
+read_inputs(PyObject *const *args, Arguments *call)
 {
-    Tensor x, scores, wanted = {0};
+    Tensor x, scores, wanted = {0}, *ids = &call->ids;
     bool some = args[4] != Py_None;
     if (!read_tensor(args[1], 2, &x) || !read_tensor(args[2], 2, ids) || !read_tensor(args[3], 2, &scores) ||
         (some && !read_tensor(args[4], 1, &wanted))) {
@@ -423,7 +449,7 @@ read_inputs(PyObject *const *args, Call *call, Tensor *ids, const uint8_t **want
     }
     if (ids->size[0] != tokens || scores.size[0] != tokens || scores.size[1] != top_k ||
         (some && wanted.size[0] != tokens) || tokens < 1 || x.size[1] < 1 || top_k < 1 ||
-        tokens > INT32_MAX / 64 / top_k) {
+        tokens > MOST_PAIRS / top_k) {
         return false;
     }
     call->inputs.x = x.data;
@@ -433,7 +459,7 @@ read_inputs(PyObject *const *args, Call *call, Tensor *ids, const uint8_t **want
     call->tokens = tokens;
     call->hidden = x.size[1];
     call->top_k = top_k;
-    *wanted_T = (const uint8_t *)wanted.data;
+    call->wanted_T = (const uint8_t *)wanted.data;
     return true;
 }
 
@@ -453,6 +479,44 @@ read_backlogs(Route *route)
     return true;
 }
 
+/* Choose the servers of a call, and take their slots. False: not possible now; nothing is held. */
+static bool
+choose(Route *self, const Arguments *arguments, Call *call, double left_s, double now)
+{
+    const Calls *calls = &self->calls;
+    call->inputs = arguments->inputs;
+    call->tokens = arguments->tokens;
+    call->hidden = arguments->hidden;
+    call->started_at = now;
+    int64_t pairs = copy_ids(arguments, self->experts, calls->ids_P, calls->wanted_P);
+    Routing routing = {
+        .tokens = arguments->tokens,
+        .top_k = arguments->top_k,
+        .servers = self->servers,
+        .experts = self->experts,
+        .load_pairs = self->load_pairs,
+        .draw = draw_of(self->calls_L[arguments->layer]++, (uint64_t)arguments->layer),
+        .ids_P = calls->ids_P,
+        .wanted_P = calls->wanted_P,
+        .first_X = (const int32_t *)self->replicas[0].view.buf + arguments->layer * (self->experts + 1),
+        .server_N = self->replicas[1].view.buf,
+        .share_N = self->replicas[2].view.buf,
+        .rate_S = self->levels ? self->rate_S : NULL,
+        .backlog_S = self->levels ? self->backlog_S : NULL,
+    };
+    int64_t most_rows = calls->most_pairs / arguments->top_k;
+    Routed routed = {
+        .count_S = calls->count_S,
+        .work_S = calls->work_S,
+        .pairs_S = calls->pairs_S,
+        .rows_out = call->rows_R,
+        .ids_out = call->ids_RK,
+        .most_rows = most_rows < calls->most_rows ? most_rows : calls->most_rows,
+    };
+    call->pairs = (uint64_t)pairs;
+    return pairs >= 0 && route(&routing, &routed, calls->workspace) == 0 && take_slots(call, self, left_s, now);
+}
+
 static PyObject *
 route_start(Route *self, PyObject *const *args, Py_ssize_t count)
 {
@@ -460,81 +524,49 @@ route_start(Route *self, PyObject *const *args, Py_ssize_t count)
         PyErr_SetString(PyExc_TypeError, "start(layer, x, ids, scores, wanted, epoch, left_s, now)");
         return NULL;
     }
-    Call call = {.layer = PyLong_AsSsize_t(args[0]), .inputs.epoch = PyLong_AsUnsignedLongLong(args[5])};
+    Arguments arguments = {.layer = PyLong_AsSsize_t(args[0]), .inputs.epoch = PyLong_AsUnsignedLongLong(args[5])};
     double left_s = PyFloat_AsDouble(args[6]), now = PyFloat_AsDouble(args[7]);
     if (PyErr_Occurred()) {
         return NULL;
     }
-    Tensor ids;
-    const uint8_t *wanted_T;
-    if (call.layer < 0 || call.layer >= self->layers || !read_inputs(args, &call, &ids, &wanted_T) ||
+    if (arguments.layer < 0 || arguments.layer >= self->layers || !read_inputs(args, &arguments) ||
         !read_backlogs(self)) {
         Py_RETURN_NONE;
     }
-    call.inputs.layer = (uint32_t)call.layer;
-    size_t pairs = (size_t)(call.tokens * call.top_k), servers = (size_t)self->servers;
-    size_t most = (size_t)call.tokens * (servers < (size_t)call.top_k ? servers : (size_t)call.top_k);
+    arguments.inputs.layer = (uint32_t)arguments.layer;
+    if (self->calls.memory == NULL && !make_calls(self, arguments.inputs.top_k)) {
+        return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+    }
+    Call *call = take_call(&self->calls, arguments.tokens, arguments.top_k);
+    if (call == NULL) {
+        Py_RETURN_NONE;
+    }
     Exchange *exchange = (Exchange *)PyType_GenericAlloc(exchange_type, 0);
     if (exchange == NULL) {
+        give_call(&self->calls, call);
         return NULL;
     }
+    call->x = Py_NewRef(args[1]);
     exchange->route = (Route *)Py_NewRef((PyObject *)self);
-    self->running++;
-    exchange->started_at = now;
-    exchange->x = Py_NewRef(args[1]);
-    exchange->inputs = call.inputs;
-    exchange->tokens = call.tokens;
-    exchange->hidden = call.hidden;
-    /* The rows and experts of all requests stay with the exchange; the rest is scratch. */
-    exchange->rows_R = malloc(most * sizeof(int64_t) + most * (size_t)call.top_k * sizeof(int32_t));
-    int64_t *scratch = malloc(pairs * (sizeof(int64_t) + 1) + servers * (sizeof(int64_t) + 2 * sizeof(double)));
-    if (exchange->rows_R == NULL || scratch == NULL) {
-        free(scratch);
-        Py_DECREF(exchange);
-        return PyErr_NoMemory();
-    }
-    exchange->ids_RK = (int32_t *)(exchange->rows_R + most);
-    int64_t *count_S = scratch + pairs;
-    double *work_S = (double *)(count_S + servers), *pairs_S = work_S + servers;
-    uint8_t *wanted_P = (uint8_t *)(pairs_S + servers);
-    int64_t sent = copy_ids(ids.data, ids.values == INT64_VALUES, wanted_T, &call, self->experts, scratch, wanted_P);
-    Routing routing = {
-        .tokens = call.tokens,
-        .top_k = call.top_k,
-        .servers = self->servers,
-        .experts = self->experts,
-        .load_pairs = self->load_pairs,
-        .draw = draw_of(self->calls[call.layer]++, (uint64_t)call.layer),
-        .ids_P = scratch,
-        .wanted_P = wanted_P,
-        .first_X = (const int32_t *)self->replicas[0].view.buf + call.layer * (self->experts + 1),
-        .server_N = self->replicas[1].view.buf,
-        .share_N = self->replicas[2].view.buf,
-        .rate_S = self->levels ? self->rate_S : NULL,
-        .backlog_S = self->levels ? self->backlog_S : NULL,
-    };
-    Routed routed = {count_S, work_S, pairs_S, exchange->rows_R, exchange->ids_RK};
-    bool ready = sent >= 0 && route(&routing, &routed) == 0 &&
-                 take_slots(exchange, self, &call, &routed, left_s, now);
-    free(scratch);
-    if (!ready) {
+    exchange->call = call;
+    exchange->top_k = arguments.inputs.top_k;
+    if (!choose(self, &arguments, call, left_s, now)) {
         Py_DECREF(exchange);
         Py_RETURN_NONE;
     }
-    exchange->pairs = (uint64_t)sent;
-    size_t bytes = (size_t)call.tokens * (size_t)call.hidden * value_bytes(call.inputs.dtype);
+    size_t bytes = (size_t)call->tokens * (size_t)call->hidden * value_bytes(call->inputs.dtype);
     if (bytes <= BRIEF_BYTES) {
-        send_requests(exchange);
+        send_requests(call);
         return (PyObject *)exchange;
     }
-    for (int i = 0; i < exchange->count; i++) {
-        exchange->requests[i].slots->writers++;
+    for (int i = 0; i < call->count; i++) {
+        call->requests[i].slots->writers++;
     }
     Py_BEGIN_ALLOW_THREADS
-    send_requests(exchange);
+    send_requests(call);
     Py_END_ALLOW_THREADS
-    for (int i = 0; i < exchange->count; i++) {
-        exchange->requests[i].slots->writers--;
+    for (int i = 0; i < call->count; i++) {
+        call->requests[i].slots->writers--;
     }
     return (PyObject *)exchange;
 }
@@ -569,10 +601,10 @@ static PyType_Spec route_spec = {
 typedef enum { PENDING, ALL_CAME, TROUBLE, SIGNAL } Progress;
 
 static bool
-any_stopped(const Exchange *exchange)
+any_stopped(const Call *call)
 {
-    for (int i = 0; i < exchange->count; i++) {
-        if (!MUTANT(10) && __atomic_load_n(&exchange->requests[i].slots->stopped, __ATOMIC_RELAXED)) {
+    for (int i = 0; i < call->count; i++) {
+        if (!MUTANT(10) && __atomic_load_n(&call->requests[i].slots->stopped, __ATOMIC_RELAXED)) {
             return true;
         }
     }
@@ -581,11 +613,11 @@ any_stopped(const Exchange *exchange)
 
 /* When to hedge or give up the first of the requests without an answer. */
 static double
-due_at(const Exchange *exchange)
+due_at(const Call *call)
 {
-    double due = INFINITY;
-    for (int i = exchange->answered; i < exchange->count - MUTANT(9); i++) {
-        const Request *request = &exchange->requests[i];
+    double due = MOST_S;
+    for (int i = call->answered; i < call->count - MUTANT(9); i++) {
+        const Request *request = &call->requests[i];
         due = request->hedge_at < due ? request->hedge_at : due;
         due = request->expires_at < due ? request->expires_at : due;
     }
@@ -594,22 +626,23 @@ due_at(const Exchange *exchange)
 
 /* Look for the answers, in the order of the requests. TROUBLE: one is late, lost or not a result. Runs without the GIL. */
 static Progress
-advance(Exchange *exchange, double now)
+advance(Call *call, double now)
 {
-    for (; exchange->answered < exchange->count; exchange->answered++) {
-        Request *request = &exchange->requests[exchange->answered];
+    assert(call->answered <= call->count && call->count <= MOST_PARTS);
+    for (; call->answered < call->count; call->answered++) {
+        Request *request = &call->requests[call->answered];
         ResultHeader header;
         Fault fault;
         AnswerState state = answer_of(&request->slots->grant, request->slot, request->part.request_id,
                                       request->part.rows, &header, &fault);
         if (state == ANSWER_AWAITED) {
             request->exact = true;
-            return any_stopped(exchange) || now >= due_at(exchange) ? TROUBLE : PENDING;
+            return any_stopped(call) || now >= due_at(call) ? TROUBLE : PENDING;
         }
         if (state != ANSWER_CAME || header.status != STATUS_OK) {
             return TROUBLE;
         }
-        request->exact = request->exact || exchange->answered == 0;
+        request->exact = request->exact || call->answered == 0;
         request->arrived_at = now;
         request->service_s = (double)header.service_us * 1e-6;
         request->queue_s = (double)header.queue_us * 1e-6;
@@ -617,26 +650,28 @@ advance(Exchange *exchange, double now)
     return ALL_CAME;
 }
 
-/* Wait until `advance` has something to say; runs without the GIL. */
+/* Wait until `advance` has something to say, at the latest when a request is due; runs without the GIL. */
 static Progress
-wait_for_answers(Exchange *exchange)
+wait_for_answers(Call *call)
 {
     int waited_on = -1;
     uint64_t started = 0, spin_ns = 0;
-    while (exchange->answered < exchange->count) {
-        const Request *request = &exchange->requests[exchange->answered];
+    while (call->answered < call->count) {
+        const Request *request = &call->requests[call->answered];
         Slots *slots = request->slots;
         /* Read before the flag: a later ring changes it. */
         int64_t seen_seq = __atomic_load_n(&slots->reply_bell->seq, __ATOMIC_ACQUIRE);
         uint64_t now = now_ns();
-        int looked_at = exchange->answered;
-        Progress progress = advance(exchange, (double)now * 1e-9);
+        int looked_at = call->answered;
+        Progress progress = advance(call, (double)now * 1e-9);
         if (progress != PENDING) {
             return progress;
         }
-        if (exchange->answered != looked_at) {
+        if (call->answered != looked_at) {
             continue;
         }
+        double due = due_at(call);
+        assert((double)now * 1e-9 < due);
         if (waited_on != looked_at) {
             waited_on = looked_at;
             started = now;
@@ -649,7 +684,7 @@ wait_for_answers(Exchange *exchange)
             .bell = slots->reply_bell,
             .seen_seq = seen_seq,
             .spin_until_ns = started + spin_ns,
-            .deadline_ns = (uint64_t)(due_at(exchange) * 1e9),
+            .deadline_ns = (uint64_t)(due * 1e9),
         };
         Outcome outcome = wait_slice(&wait);
         if (outcome == WAIT_READY) {
@@ -691,33 +726,32 @@ is_finite_row(const float *row, Py_ssize_t hidden)
     return wrong == 0;
 }
 
-/* Sum the answers in the order of the requests (by server and first token). Runs without the GIL. Returns the rows with
- * a NaN or infinite value. */
-static int64_t
-sum_answers(const Exchange *exchange, char *out, float *row)
+/* Sum the answers in the order of the requests (by server and first token), and count the rows with a NaN or infinite
+ * value. Runs without the GIL. */
+static void
+sum_answers(Call *call, char *out)
 {
-    Py_ssize_t hidden = exchange->hidden;
-    int dtype = exchange->inputs.dtype;
+    Py_ssize_t hidden = call->hidden;
+    int dtype = call->inputs.dtype;
     size_t row_bytes = (size_t)hidden * value_bytes(dtype);
     Addend addends[MOST_PARTS];
-    for (int i = 0; i < exchange->count; i++) {
-        const Request *request = &exchange->requests[i];
+    for (int i = 0; i < call->count; i++) {
+        const Request *request = &call->requests[i];
         addends[i] = (Addend){request->part.rows_R, result_of(&request->slots->grant, request->slot),
                               (ptrdiff_t)request->part.rows, 0};
     }
-    int64_t nonfinite = 0;
-    for (Py_ssize_t t = 0; t < exchange->tokens; t++) {
-        float *sum = dtype == WIRE_FLOAT32 ? (float *)(out + (size_t)t * row_bytes) : row;
-        if (!sum_token(sum, t, hidden, addends, exchange->count)) {
+    call->nonfinite = 0;
+    for (Py_ssize_t t = 0; t < call->tokens; t++) {
+        float *sum = dtype == WIRE_FLOAT32 ? (float *)(out + (size_t)t * row_bytes) : call->row_H;
+        if (!sum_token(sum, t, hidden, addends, call->count)) {
             memset(out + (size_t)t * row_bytes, 0, row_bytes);
             continue;
         }
-        nonfinite += !is_finite_row(sum, hidden);
+        call->nonfinite += !is_finite_row(sum, hidden);
         for (Py_ssize_t h = 0; dtype == WIRE_BFLOAT16 && h < hidden; h++) {
             ((uint16_t *)(out + (size_t)t * row_bytes))[h] = to_bfloat16(sum[h]);
         }
     }
-    return nonfinite;
 }
 
 static void
@@ -733,104 +767,104 @@ add_sample(Route *route, const Request *request)
 
 /* Free the slots. False if one was granted to another client meanwhile: then the sum is worthless. */
 static bool
-free_slots(Exchange *exchange)
+free_slots(Call *call)
 {
     bool own = true;
-    for (int i = 0; i < exchange->count; i++) {
-        Request *request = &exchange->requests[i];
+    for (int i = 0; i < call->count; i++) {
+        Request *request = &call->requests[i];
         bool mine = free_slot(&request->slots->grant, request->slot);
         forget_request(request, mine);
         own = own && mine;
     }
-    exchange->count = 0;
+    call->count = 0;
     return own;
 }
 
-/* Sum the answers, which have all come, and end the exchange. NULL without an exception: the sum is worthless. */
-static PyObject *
-collect(Exchange *self)
+/* The call that a method works on, or an exception. It is `busy` where other code may run meanwhile. */
+static Call *
+open_call(const Exchange *self)
 {
-    PyObject *out = empty_like(self->x);
-    Tensor made;
-    float *row = malloc((size_t)self->hidden * sizeof(float));
-    if (out == NULL || row == NULL || !read_tensor(out, 2, &made)) {
-        Py_XDECREF(out);
-        free(row);
-        return PyErr_Occurred() ? NULL : PyErr_NoMemory();
-    }
-    int64_t nonfinite;
-    Py_BEGIN_ALLOW_THREADS
-    nonfinite = sum_answers(self, made.data, row);
-    Py_END_ALLOW_THREADS
-    free(row);
-    Route *route = self->route;
-    for (int i = 0; i < self->count; i++) {
-        add_sample(route, &self->requests[i]);
-    }
-    end_exchange(self);
-    if (!free_slots(self)) {
-        Py_DECREF(out);
+    if (self->call == NULL || self->call->busy) {
+        PyErr_SetString(PyExc_ValueError, self->call == NULL ? "the exchange is over" : "another thread is using the exchange");
         return NULL;
     }
-    route->pairs += self->pairs;
-    route->nonfinite += (uint64_t)nonfinite;
+    return self->call;
+}
+
+/* Sum the answers, which have all come. NULL: an exception; the call stays. */
+static PyObject *
+sum_call(Call *call)
+{
+    PyObject *out = empty_like(call->x);
+    Tensor made;
+    if (out == NULL || !read_tensor(out, 2, &made)) {
+        Py_XDECREF(out);
+        return PyErr_Occurred() ? NULL : PyErr_NoMemory();
+    }
+    Py_BEGIN_ALLOW_THREADS
+    sum_answers(call, made.data);
+    Py_END_ALLOW_THREADS
     return out;
 }
 
-/* Note when the sum was made; None instead of a worthless one, so that `LayerCall` goes on. */
+/* End the exchange, and note when the sum was made. None instead of a worthless one, so that `LayerCall` goes on. */
 static PyObject *
-ended(Exchange *self, PyObject *out, double now)
+end_with(Exchange *self, PyObject *out, double now)
 {
-    if (out == NULL) {
-        return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
-    }
     Route *route = self->route;
+    Call *call = self->call;
+    for (int i = 0; i < call->count; i++) {
+        add_sample(route, &call->requests[i]);
+    }
+    double took_s = now - call->started_at;
+    uint64_t pairs = call->pairs, nonfinite = call->nonfinite;
+    bool own = free_slots(call);
+    end_exchange(self);
+    if (!own) {
+        Py_DECREF(out);
+        Py_RETURN_NONE;
+    }
     if (route->exchanges < MOST_SAMPLES) {
-        route->took_s[route->exchanges] = now - self->started_at;
+        route->took_s[route->exchanges] = took_s;
     }
     route->exchanges++;
+    route->pairs += pairs;
+    route->nonfinite += nonfinite;
     return out;
-}
-
-static bool
-is_over(const Exchange *self)
-{
-    if (self->over) {
-        PyErr_SetString(PyExc_ValueError, "the exchange is over");
-    }
-    return self->over;
 }
 
 static PyObject *
 exchange_finish(Exchange *self, PyObject *Py_UNUSED(ignored))
 {
-    if (is_over(self)) {
+    Call *call = open_call(self);
+    if (call == NULL) {
         return NULL;
     }
+    call->busy = true;
     Progress progress;
+    /* A signal comes before the call is due. */
     do {
         Py_BEGIN_ALLOW_THREADS
-        progress = wait_for_answers(self);
+        progress = wait_for_answers(call);
         Py_END_ALLOW_THREADS
-        if (progress == SIGNAL && PyErr_CheckSignals() < 0) {
-            return NULL;
-        }
-    } while (progress == SIGNAL);
-    if (progress != ALL_CAME) {
-        Py_RETURN_NONE;
+    } while (progress == SIGNAL && PyErr_CheckSignals() == 0);
+    PyObject *out = progress == ALL_CAME ? sum_call(call) : NULL;
+    call->busy = false;
+    if (out != NULL) {
+        return end_with(self, out, seconds());
     }
-    PyObject *out = collect(self);
-    return ended(self, out, seconds());
+    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
 }
 
 static PyObject *
 exchange_advance(Exchange *self, PyObject *time)
 {
     double now = PyFloat_AsDouble(time);
-    if ((now == -1.0 && PyErr_Occurred()) || is_over(self)) {
+    Call *call = now == -1.0 && PyErr_Occurred() ? NULL : open_call(self);
+    if (call == NULL) {
         return NULL;
     }
-    Progress progress = advance(self, now);
+    Progress progress = advance(call, now);
     return progress == PENDING ? Py_NewRef(Py_None) : PyBool_FromLong(progress == ALL_CAME);
 }
 
@@ -838,14 +872,18 @@ static PyObject *
 exchange_collect(Exchange *self, PyObject *time)
 {
     double now = PyFloat_AsDouble(time);
-    if ((now == -1.0 && PyErr_Occurred()) || is_over(self)) {
+    Call *call = now == -1.0 && PyErr_Occurred() ? NULL : open_call(self);
+    if (call == NULL) {
         return NULL;
     }
-    if (self->answered < self->count) {
+    if (call->answered < call->count) {
         PyErr_SetString(PyExc_ValueError, "an answer has not come");
         return NULL;
     }
-    return ended(self, collect(self), now);
+    call->busy = true;
+    PyObject *out = sum_call(call);
+    call->busy = false;
+    return out == NULL ? NULL : end_with(self, out, now);
 }
 
 /* Hand the requests over: [(server, slot, request_id, rows, ids, work, sent_at, hedge_at, expires_at)]. */
@@ -853,26 +891,32 @@ static PyObject *
 exchange_requests(Exchange *self, PyObject *Py_UNUSED(ignored))
 {
     PyObject *list = PyList_New(0);
-    Py_ssize_t top_k = (Py_ssize_t)self->inputs.top_k;
-    for (int i = 0; list != NULL && !self->over && i < self->count; i++) {
-        const Request *request = &self->requests[i];
+    if (list == NULL || self->call == NULL) {
+        return list;
+    }
+    Call *call = open_call(self);
+    if (call == NULL) {
+        Py_DECREF(list);
+        return NULL;
+    }
+    Py_ssize_t top_k = (Py_ssize_t)call->inputs.top_k;
+    for (int i = 0; list != NULL && i < call->count; i++) {
+        const Request *request = &call->requests[i];
         Py_ssize_t rows = (Py_ssize_t)request->part.rows;
         PyObject *item = Py_BuildValue("iiKy#y#dddd", (int)request->server, (int)request->slot,
                                        (unsigned long long)request->part.request_id, (char *)request->part.rows_R,
                                        rows * 8, (char *)request->part.ids_RK, rows * top_k * 4, request->work,
                                        request->sent_at, request->hedge_at, request->expires_at);
-        if (item == NULL || PyList_Append(list, item) < 0) {
+        if (!append_item(list, item)) {
             Py_CLEAR(list);
         }
-        Py_XDECREF(item);
     }
     if (list != NULL) {
-        for (int i = 0; i < self->count; i++) {
-            /* The memory stays until the new owner calls `Slots.leave`. */
-            self->requests[i].slots->users++;
-            forget_request(&self->requests[i], false);
+        /* The memory of the slots stays until the new owner calls `Slots.leave`. */
+        for (int i = 0; i < call->count; i++) {
+            call->requests[i].slots->users++;
         }
-        self->count = 0;
+        forget_all(call);
         end_exchange(self);
     }
     return list;
@@ -895,22 +939,19 @@ exchange_view(Exchange *self, void *Py_UNUSED(closure))
 static PyObject *
 exchange_top_k(Exchange *self, void *Py_UNUSED(closure))
 {
-    return PyLong_FromUnsignedLong(self->inputs.top_k);
+    return PyLong_FromUnsignedLong(self->top_k);
 }
 
 static PyObject *
 exchange_sent(Exchange *self, void *Py_UNUSED(closure))
 {
     PyObject *list = PyList_New(0);
-    for (int i = 0; list != NULL && i < self->count; i++) {
-        if (!self->requests[i].sent) {
-            continue;
-        }
-        PyObject *item = Py_BuildValue("ii", (int)self->requests[i].server, (int)self->requests[i].slot);
-        if (item == NULL || PyList_Append(list, item) < 0) {
+    for (int i = 0; list != NULL && self->call != NULL && i < self->call->count; i++) {
+        const Request *request = &self->call->requests[i];
+        if (request->sent &&
+            !append_item(list, Py_BuildValue("ii", (int)request->server, (int)request->slot))) {
             Py_CLEAR(list);
         }
-        Py_XDECREF(item);
     }
     return list;
 }
@@ -918,8 +959,9 @@ exchange_sent(Exchange *self, void *Py_UNUSED(closure))
 static PyObject *
 exchange_awaited(Exchange *self, void *Py_UNUSED(closure))
 {
-    bool awaits = self->answered < self->count;
-    return awaits ? Py_BuildValue("id", (int)self->requests[self->answered].server, due_at(self)) : Py_NewRef(Py_None);
+    const Call *call = self->call;
+    bool awaits = call != NULL && call->answered < call->count;
+    return awaits ? Py_BuildValue("id", (int)call->requests[call->answered].server, due_at(call)) : Py_NewRef(Py_None);
 }
 
 static PyGetSetDef exchange_getset[] = {

@@ -1,5 +1,7 @@
 #include "tensors.h"
 
+#include <assert.h>
+
 /* The parts of DLPack 1.x (dmlc/dlpack, include/dlpack/dlpack.h) that are used here. */
 enum { DL_CPU = 1 };
 enum { DL_INT = 0, DL_FLOAT = 2, DL_BFLOAT = 4, DL_BOOL = 6 };
@@ -96,6 +98,7 @@ bool
 read_tensor(PyObject *object, int dimensions, Tensor *tensor)
 {
     DLTensor found;
+    assert(dimensions <= MOST_DIMENSIONS);
     if (exchange == NULL || !PyObject_TypeCheck(object, tensor_type)) {
         return false;
     }

@@ -8,6 +8,7 @@
 #ifndef EAAS_WIRE_PROTOCOL_H
 #define EAAS_WIRE_PROTOCOL_H
 
+#include <assert.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -141,9 +142,10 @@ max_tokens(uint64_t payload_capacity, uint64_t result_capacity, uint64_t hidden,
     uint64_t token = hidden * value_bytes(dtype) + top_k * (sizeof(int32_t) + sizeof(float));
     uint64_t tokens = payload_capacity / token, results = result_capacity / result_length(1, hidden);
     tokens = tokens < results ? tokens : results;
-    /* Because sections are aligned, fewer may fit. */
-    while (tokens > 0 && payload_layout(tokens, hidden, top_k, dtype).total > payload_capacity) {
-        tokens--;
+    /* Because two sections are aligned, fewer may fit. */
+    uint64_t most = tokens;
+    for (; tokens > 0 && payload_layout(tokens, hidden, top_k, dtype).total > payload_capacity; tokens--) {
+        assert(most - tokens <= 2 * WIRE_ALIGNMENT / token);
     }
     return tokens;
 }
