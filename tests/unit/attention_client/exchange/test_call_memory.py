@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from arena_server import ArenaServer, dispatcher_of
+from arena_server import ArenaServer, context_of
 from attention_client.exchange import Exchange, Route, _exchange
 from attention_client.telemetry.metrics import ClientMetrics
 from waiting import eventually
@@ -35,7 +35,7 @@ class Servers:
     def __init__(self, servers: int = 2, capacity: int = 1024) -> None:
         metrics = ClientMetrics(CollectorRegistry())
         self.made = [ArenaServer(f"s{i}", metrics, HIDDEN, SLOTS, capacity) for i in range(servers)]
-        _, (view,) = dispatcher_of(self.made, 1, EXPERTS, metrics, 20.0, 5.0)
+        _, (view,) = context_of(self.made, 1, EXPERTS, metrics, 20.0, 5.0)
         self.slots = [server.connection.slots for server in self.made]
         replicas = view.replicas(view.usable_S())
         held = replicas.first_LX, replicas.server_N, replicas.share_N
