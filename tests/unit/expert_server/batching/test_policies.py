@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from expert_server.loop.batching import Batcher, Compute, Wait, create_batcher
-from expert_server.loop.batching.learning import BatchCost, Companion
+from expert_server.loop.batching.policies import BatchCost, Companion
 
 LAYERS, WINDOW_S = 3, 0.5
 MODES = ("immediate", "window", "all")
