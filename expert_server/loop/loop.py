@@ -21,6 +21,7 @@ import contextlib
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Literal
 
@@ -35,7 +36,6 @@ from eaas.wire.slot import DOORBELL, SlotLimits, Status
 from expert_server.kernels import ExpertKernel
 from expert_server.kernels.slot_kernel import SlotKernel
 from expert_server.loop.batching import Batcher, Compute, Wait, create_batcher
-from expert_server.loop.latency import AddedLatency
 from expert_server.loop.liveness import Liveness
 from expert_server.loop.slots import Request, ServedSlots
 from expert_server.loop.tracing import BatchTraces
@@ -113,7 +113,7 @@ class ServeLoop:
         self._batcher: Batcher[Grant, Request] = create_batcher(
             batching, batch_window_s, shape.num_layers
         )
-        self._on_the_way = AddedLatency(added_latency_s)
+        self._on_the_way = _AddedLatency(added_latency_s)
         self._table_changes = -1
         # Whether no batch waits for others, so that compiled code may serve.
         self._never_waits = False
@@ -369,3 +369,33 @@ class ServeLoop:
             return
         for request in group:
             self._compute([request])
+
+
+class _AddedLatency:
+    """Delays each request by a fixed time before the loop batches it, for experiments with distance.
+
+    The loop sees a request so long after it was written; the server is not busy in that time.
+
+    Args:
+        seconds: The delay.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._requests: deque[Request] = deque()
+
+    def put(self, request: Request) -> None:
+        """Queue an admitted request; `arrived` returns it once its delay, from `admitted_at` on, is over."""
+        self._requests.append(request)
+
+    def arrived(self, now: float) -> list[Request]:
+        """Remove and return the requests whose delay is over, for the batcher, as if admitted `now`."""
+        arrived = []
+        while self._requests and self._requests[0].admitted_at + self._seconds <= now:
+            # The delay does not count as the server's time.
+            arrived.append(self._requests.popleft()._replace(admitted_at=now))
+        return arrived
+
+    def next_at(self) -> float | None:
+        """When the next delay is over, in monotonic seconds: the loop then wakes. None: no request."""
+        return self._requests[0].admitted_at + self._seconds if self._requests else None
