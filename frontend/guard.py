@@ -153,10 +153,9 @@ class RequestGuard:
         media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
         if scope["path"] in self._bodies and media_type != "application/json":
             raise ApiError(415, "The Content-Type must be application/json.")
-        too_large = ApiError(413, f"The body is larger than {self._limits.max_body_bytes} bytes.")
         length = headers.get("content-length", "")
-        if length.isdigit() and int(length) > self._limits.max_body_bytes:
-            raise too_large
+        if length.isdigit():
+            self._check_size(int(length))
         body = bytearray()
         try:
             async with asyncio.timeout(self._limits.body_timeout_s) as deadline:
@@ -168,8 +167,7 @@ class RequestGuard:
                     piece = message.get("body", b"")
                     body += piece
                     self._read_bytes += len(piece)
-                    if len(body) > self._limits.max_body_bytes:
-                        raise too_large
+                    self._check_size(len(body))
                     take(min(len(piece), max(0, len(body) - _SMALL_BODY_BYTES)))
                     if not message.get("more_body", False):
                         return bytes(body)
@@ -184,6 +182,11 @@ class RequestGuard:
         finally:
             self._reading.pop(deadline, None)
             self._read_bytes -= len(body)
+
+    def _check_size(self, length: int) -> None:
+        """Raise ApiError (413) if a body of so many bytes is too large."""
+        if length > self._limits.max_body_bytes:
+            raise ApiError(413, f"The body is larger than {self._limits.max_body_bytes} bytes.")
 
     def _evict_oldest_body(self) -> None:
         """Refuse the oldest incomplete body (408) if incomplete ones take more than half of the memory."""
