@@ -8,6 +8,7 @@ import math
 import socket
 import threading
 import time
+from functools import partial
 
 import uvicorn
 from starlette.applications import Starlette
@@ -125,16 +126,14 @@ class HttpServer(uvicorn.Server):  # type: ignore[misc]
         timeout_ms = int(1000 * self._limits.send_timeout_s)
         self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)
         self._connections = Connections(min(self._limits.max_connections, room_for_connections()))
-
-        def connection() -> HttpConnection:
-            return HttpConnection(
-                self._limits,
-                self._connections,
-                config=self.config,
-                server_state=self.server_state,
-                app_state=self.lifespan.state,
-            )
-
+        connection = partial(
+            HttpConnection,
+            self._limits,
+            self._connections,
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
         accepting = self._connections.accept(self._listener, connection)
         self._accepting = asyncio.create_task(accepting)
 
