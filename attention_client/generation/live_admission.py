@@ -16,7 +16,6 @@ import numpy as np
 
 from attention_client.engines.transformers.dry_run import RouterDryRun
 from attention_client.engines.transformers.routes import RouteTap
-from attention_client.generation.pace import PaceProbe
 from attention_client.generation.scheduler import Part, Sequence
 from attention_client.generation.scheduler_metrics import SchedulerMetrics
 from attention_client.scheduler.admission import Admission
@@ -36,6 +35,10 @@ _NO_LOADS = 1
 # Deeper layers' routers predict little without attention
 # (docs/adr/0021-routers-predict-the-experts-of-prompts.md).
 _PREDICTED_LAYERS = 1
+# A recording's probe takes about 0.5 ms: half interpreter, half vector instructions, as in an engine's step.
+# Once in 0.1 s, so that it costs less than 1 %.
+_PROBE_LOOPS, _PROBE_PRODUCTS, _PROBE_SIDE = 4000, 40, 96
+_PROBE_EVERY_S = 0.1
 
 
 @dataclass
@@ -71,7 +74,7 @@ class LiveAdmission:
         loads = _NO_LOADS if self._predictor is None else self._predictor.loads
         settings = QueueSettings(config.strategy, loads, config.batch_size, config.window_size)
         self._recorder = self._open_recorder()
-        self._probe = PaceProbe()
+        self._probe = _PaceProbe()
         self._step = 0, 0  # requests that decode, tokens of prompts
         self._queue = settings.queue(self._recorder)
         self._admission = Admission(self._queue, config.batch_size)
@@ -255,3 +258,31 @@ class LiveAdmission:
                 f"attention_client.scheduler.record = {self._config.record!r}: {error.strerror}"
             ) from error
         return Recorder(file, time.monotonic)
+
+
+class _PaceProbe:
+    """Times a fixed computation, at most every 0.1 s, beside the step times of a recording.
+
+    The speed of a shared machine varies by a factor of two within seconds. The times of the engine's steps
+    depend on the machine and on the batch; the time of a fixed computation depends on the machine alone.
+    """
+
+    def __init__(self) -> None:
+        self._matrix = np.random.default_rng(0).standard_normal(
+            (_PROBE_SIDE, _PROBE_SIDE), dtype=np.float32
+        )
+        self._due_s = 0.0
+
+    def seconds(self) -> float | None:
+        """Run the computation and return its time, for the recording; None: too early for another run."""
+        begin = time.perf_counter()
+        if begin < self._due_s:
+            return None
+        self._due_s = begin + _PROBE_EVERY_S
+        total = 0
+        for number in range(_PROBE_LOOPS):
+            total += number & total
+        row = self._matrix[0]
+        for _ in range(_PROBE_PRODUCTS):
+            row = self._matrix @ row * 0.01
+        return time.perf_counter() - begin
