@@ -75,7 +75,7 @@ class PassCompiler:
                 library = library_of(key)
             if library is None or self._closed:
                 return
-            use(_load(library))
+            use(torch._C._aoti.AOTIModelContainerRunnerCpu(str(library), 1).run)
             _log.info("forward passes are compiled (after %.1f s)", time.monotonic() - started)
         except (ConfigError, OSError, RuntimeError) as error:
             _log.warning("forward passes stay uncompiled: %s", error)
@@ -153,15 +153,3 @@ def _last_line(output: IO[bytes]) -> str:
     output.seek(0)
     lines = output.read().decode(errors="replace").strip().splitlines()
     return lines[-1][:300] if lines else "no message"
-
-
-def _load(library: Path) -> Pass:
-    runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(library), 1)
-
-    def compiled(
-        input_ids: torch.Tensor, position_ids: torch.Tensor, rows: torch.Tensor
-    ) -> torch.Tensor:
-        logits: torch.Tensor = runner.run([input_ids, position_ids, rows])[0]
-        return logits
-
-    return compiled

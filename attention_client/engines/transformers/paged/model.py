@@ -31,8 +31,8 @@ _DTYPES = (torch.float32, torch.bfloat16)
 _MOST_HEADS = 32
 
 
-Pass = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""Tokens and their positions, int64 (1, T), and rows, int64 (R) -> the logits of these rows, (1, R, V)."""
+Pass = Callable[[list[torch.Tensor]], list[torch.Tensor]]
+"""[tokens, their positions, int64 (1, T), and rows, int64 (R)] -> [the logits of these rows, (1, R, V)]."""
 
 
 def can_be_paged(model: Any) -> bool:
@@ -99,7 +99,7 @@ class PagedModel:
         with reaching(self):
             if compiled is not None:
                 self._count_compiled()
-                logits = compiled(tokens_1T, positions_1T, rows_R)
+                (logits,) = compiled([tokens_1T, positions_1T, rows_R])
             else:
                 logits = self._model(
                     input_ids=tokens_1T,
