@@ -107,7 +107,7 @@ class ExpertService:
             server_incarnation=self._arena.incarnation,
             first_slot=grant.first_slot,
             slots=grant.slots,
-            reply_bell=grant.reply_bell,
+            reply_doorbell=grant.reply_doorbell,
             slot_count=self._arena.slots,
             payload_capacity=grant.payload_capacity,
             result_capacity=grant.result_capacity,

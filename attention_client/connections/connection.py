@@ -179,7 +179,7 @@ class Connection:
         """Wake every thread that sleeps in `wait`, so that its layer call polls all its requests."""
         with self._lock:
             if not self._unlinked:
-                self._flags.interrupt(self._link.reply_bell)
+                self._flags.interrupt(self._link.reply_doorbell)
 
     def close(self) -> None:
         """Declare the connection lost and give its slots back, after a loss or at the end. Idempotent.
@@ -279,15 +279,15 @@ class Connection:
 
     def seq(self) -> int:
         """Return the reply doorbell's count. Read it before polling, then pass it to `wait`."""
-        return self._flags.seq(self._link.reply_bell)
+        return self._flags.seq(self._link.reply_doorbell)
 
     def wait(self, ticket: Ticket, seen_seq: int, timeout_s: float) -> None:
-        """Sleep (a layer call) until the ticket is answered, the bell passes `seen_seq`, or the timeout."""
+        """Sleep until the ticket is answered, the doorbell passes `seen_seq`, or the timeout."""
         self._flags.wait(
             ticket.slot,
             1,
             _ANSWERED,
-            self._link.reply_bell,
+            self._link.reply_doorbell,
             seen_seq,
             self._spin_us,
             max(0, int(timeout_s * 1e6)),

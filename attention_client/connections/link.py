@@ -25,7 +25,7 @@ class Link(Protocol):
     # Most bytes of a payload and of a result in a granted slot; the arena's slots may be larger.
     payload_capacity: int
     result_capacity: int
-    reply_bell: int
+    reply_doorbell: int
     generation: int
     # Whether the server itself polls the arena and hears its doorbell.
     direct: bool
@@ -52,7 +52,7 @@ def slots_of(link: Link, hidden_size: int) -> Slots:
         link.slots,
         link.payload_capacity,
         link.result_capacity,
-        link.reply_bell,
+        link.reply_doorbell,
         DOORBELL,
         link.generation,
         hidden_size,

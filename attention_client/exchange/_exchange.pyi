@@ -31,7 +31,7 @@ class Slots:
         cls,
         buffer: mmap,
         flags_offset: int,
-        bells_offset: int,
+        doorbells_offset: int,
         generations_offset: int,
         slots_offset: int,
         request_stride: int,
@@ -40,7 +40,7 @@ class Slots:
         slots: int,
         payload_capacity: int,
         result_capacity: int,
-        reply_bell: int,
+        reply_doorbell: int,
         doorbell: int,
         generation: int,
         hidden: int,
@@ -119,7 +119,7 @@ class Slots:
         """Note that a request of `Exchange.requests` has an owner: the memory may then be dropped."""
 
     def stop(self) -> None:
-        """Refuse new exchanges, and end the waits of running ones at the next ring of the reply bell."""
+        """Refuse new exchanges, and end the waits of running ones at the next ring of the reply doorbell."""
 
     def release(self) -> None:
         """Stop, and drop the memory once no exchange uses it."""

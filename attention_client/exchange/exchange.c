@@ -308,7 +308,7 @@ send_requests(Call *call)
         request->sent = write_request(&slots->grant, request->slot, &call->inputs, &request->part) &&
                         hand_over(&slots->grant, request->slot);
         if (request->sent && slots->direct) {
-            ring_bell(slots->doorbell);
+            ring_doorbell(slots->doorbell);
         }
     }
 }
@@ -660,7 +660,7 @@ wait_for_answers(Call *call)
         const Request *request = &call->requests[call->answered];
         Slots *slots = request->slots;
         /* Read before the flag: a later ring changes it. */
-        int64_t seen_seq = __atomic_load_n(&slots->reply_bell->seq, __ATOMIC_ACQUIRE);
+        int64_t seen_seq = __atomic_load_n(&slots->reply_doorbell->seq, __ATOMIC_ACQUIRE);
         uint64_t now = now_ns();
         int looked_at = call->answered;
         Progress progress = advance(call, (double)now * 1e-9);
@@ -681,7 +681,7 @@ wait_for_answers(Call *call)
             .flags = &slots->grant.flags[request->slot],
             .count = 1,
             .mask = 1u << SLOT_DONE | 1u << SLOT_OFFLINE,
-            .bell = slots->reply_bell,
+            .doorbell = slots->reply_doorbell,
             .seen_seq = seen_seq,
             .spin_until_ns = started + spin_ns,
             .deadline_ns = (uint64_t)(due * 1e9),

@@ -17,7 +17,7 @@ typedef struct {
     PyObject_HEAD
     Py_buffer view;
     Grant grant;
-    BellLine *reply_bell, *doorbell;
+    Doorbell *reply_doorbell, *doorbell;
     int32_t first, end; /* the granted slots */
     int32_t free_slots[MOST_SLOTS];
     int32_t free_count;

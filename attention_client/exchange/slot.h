@@ -17,7 +17,7 @@
 
 #include <string.h>
 
-#include "../../eaas/wire/bell.h"
+#include "../../eaas/wire/doorbell.h"
 #include "../../eaas/wire/protocol.h"
 
 /* The memory of the slots that a server has granted; slots have the numbers of the server's arena. */

@@ -6,17 +6,17 @@
 static PyObject *
 slots_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"buffer",       "flags_offset",   "bells_offset",  "generations_offset", "slots_offset",
+    static char *names[] = {"buffer",       "flags_offset",   "doorbells_offset",  "generations_offset", "slots_offset",
                             "request_stride", "result_stride", "first_slot",    "slots",              "payload_capacity",
-                            "result_capacity", "reply_bell",  "doorbell",      "generation",         "hidden",
+                            "result_capacity", "reply_doorbell",  "doorbell",      "generation",         "hidden",
                             "direct",       NULL};
     PyObject *buffer;
-    Py_ssize_t flags, bells, generations, slots_at, first, slots, reply_bell, doorbell, hidden;
+    Py_ssize_t flags, doorbells, generations, slots_at, first, slots, reply_doorbell, doorbell, hidden;
     Py_ssize_t request_stride, result_stride, payload, result;
     unsigned int generation;
     int direct;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OnnnnnnnnnnnnInp:Slots", names, &buffer, &flags, &bells, &generations,
-                                     &slots_at, &request_stride, &result_stride, &first, &slots, &payload, &result, &reply_bell, &doorbell,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OnnnnnnnnnnnnInp:Slots", names, &buffer, &flags, &doorbells, &generations,
+                                     &slots_at, &request_stride, &result_stride, &first, &slots, &payload, &result, &reply_doorbell, &doorbell,
                                      &generation, &hidden, &direct)) {
         return NULL;
     }
@@ -32,10 +32,10 @@ slots_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     Py_ssize_t end = first + slots, stride = request_stride + result_stride, size = self->view.len;
     if (first < 0 || slots < 1 || slots > MOST_SLOTS || hidden < 1 || hidden > INT32_MAX || payload < 0 || result < 0 ||
         request_stride - payload < (Py_ssize_t)sizeof(RequestHeader) ||
-        result_stride - result < (Py_ssize_t)sizeof(ResultHeader) || reply_bell < 0 || doorbell < 0 || flags < 0 || bells < 0 ||
+        result_stride - result < (Py_ssize_t)sizeof(ResultHeader) || reply_doorbell < 0 || doorbell < 0 || flags < 0 || doorbells < 0 ||
         generations < 0 || slots_at < 0 || end > (size - flags) / LINE_BYTES || end > (size - generations) / 4 ||
-        end > (size - slots_at) / stride || reply_bell >= (size - bells) / LINE_BYTES ||
-        doorbell >= (size - bells) / LINE_BYTES) {
+        end > (size - slots_at) / stride || reply_doorbell >= (size - doorbells) / LINE_BYTES ||
+        doorbell >= (size - doorbells) / LINE_BYTES) {
         Py_DECREF(self);
         PyErr_SetString(PyExc_ValueError, "the slots do not lie in the buffer");
         return NULL;
@@ -52,8 +52,8 @@ slots_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         .generation = generation,
         .hidden = (uint32_t)hidden,
     };
-    self->reply_bell = (BellLine *)(base + bells) + reply_bell;
-    self->doorbell = (BellLine *)(base + bells) + doorbell;
+    self->reply_doorbell = (Doorbell *)(base + doorbells) + reply_doorbell;
+    self->doorbell = (Doorbell *)(base + doorbells) + doorbell;
     self->first = (int32_t)first;
     self->end = (int32_t)end;
     self->direct = direct != 0;

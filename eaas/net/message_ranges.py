@@ -138,7 +138,7 @@ _FIELDS: dict[str, Range] = {
         (Number(1, 4096), "slot_count slots"),
         # 0: a client of an earlier version.
         (Number(0, 2**16), "slot_tokens"),
-        (Number(0, 2**20), "reply_bell"),
+        (Number(0, 2**20), "reply_doorbell"),
         (Number(0, 1024), "more_servers"),
         (Number(1, 2**14), "redundancy"),
         (Number(0, 100_000), "num_redundant_experts"),

@@ -1,9 +1,9 @@
 /* Flags of slots with acquire/release order, and waits that spin and then sleep.
  *
  * Python does not order stores to shared memory, and a Python polling loop starves the other threads of its
- * process. So flags and bells are compiled; their meaning is not known here.
+ * process. So flags and doorbells are compiled; their meaning is not known here.
  *
- * bell.h has the flags, the bells and the waits; here they are put into a Python class.
+ * doorbell.h has the flags, the doorbells and the waits; here they are put into a Python class.
  */
 #ifndef Py_LIMITED_API
 #define Py_LIMITED_API 0x030B0000
@@ -15,7 +15,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "bell.h"
+#include "doorbell.h"
 
 #define MAX_TIMEOUT_US INT64_C(1000000000000000) /* 31 years; its nanoseconds fit in 64 bits. */
 
@@ -25,9 +25,9 @@ typedef struct {
     PyObject_HEAD
     Py_buffer view;
     FlagLine *flags;
-    BellLine *bells;
+    Doorbell *doorbells;
     Py_ssize_t count;
-    Py_ssize_t bell_count;
+    Py_ssize_t doorbell_count;
     Py_ssize_t waiting; /* threads inside wait(); they run without the GIL and use the buffer */
     SpinHistory spins; /* of waits with a bounded spin */
     bool released;
@@ -72,14 +72,14 @@ lines_at(const Py_buffer *view, Py_ssize_t offset, Py_ssize_t count, const char 
 static PyObject *
 flags_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"buffer", "flags_offset", "count", "bells_offset", "bells", NULL};
+    static char *names[] = {"buffer", "flags_offset", "count", "doorbells_offset", "doorbells", NULL};
     PyObject *buffer;
     Py_ssize_t flags_offset;
     Py_ssize_t count;
-    Py_ssize_t bells_offset;
-    Py_ssize_t bell_count;
+    Py_ssize_t doorbells_offset;
+    Py_ssize_t doorbell_count;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Onnnn:Flags", names, &buffer, &flags_offset, &count,
-                                     &bells_offset, &bell_count)) {
+                                     &doorbells_offset, &doorbell_count)) {
         return NULL;
     }
     Flags *self = (Flags *)PyType_GenericAlloc(type, 0);
@@ -92,14 +92,14 @@ flags_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     self->count = count;
-    self->bell_count = bell_count;
+    self->doorbell_count = doorbell_count;
     self->flags = lines_at(&self->view, flags_offset, count, "flags");
     if (self->flags == NULL) {
         Py_DECREF(self);
         return NULL;
     }
-    self->bells = lines_at(&self->view, bells_offset, bell_count, "bells");
-    if (self->bells == NULL) {
+    self->doorbells = lines_at(&self->view, doorbells_offset, doorbell_count, "doorbells");
+    if (self->doorbells == NULL) {
         Py_DECREF(self);
         return NULL;
     }
@@ -144,7 +144,7 @@ parse_size(PyObject *object, Py_ssize_t *size)
     return *size != -1 || !PyErr_Occurred();
 }
 
-/* Find a flag or a bell; NULL with an exception set. */
+/* Find a flag or a doorbell; NULL with an exception set. */
 
 static FlagLine *
 flag_at(const Flags *self, PyObject *index)
@@ -154,12 +154,12 @@ flag_at(const Flags *self, PyObject *index)
     return found ? &self->flags[i] : NULL;
 }
 
-static BellLine *
-bell_at(const Flags *self, PyObject *index)
+static Doorbell *
+doorbell_at(const Flags *self, PyObject *index)
 {
     Py_ssize_t i;
-    bool found = is_open(self) && parse_size(index, &i) && check_range(i, 1, self->bell_count, "bell");
-    return found ? &self->bells[i] : NULL;
+    bool found = is_open(self) && parse_size(index, &i) && check_range(i, 1, self->doorbell_count, "doorbell");
+    return found ? &self->doorbells[i] : NULL;
 }
 
 static bool
@@ -217,30 +217,30 @@ flags_compare_exchange(Flags *self, PyObject *const *args, Py_ssize_t nargs)
 static PyObject *
 flags_ring(Flags *self, PyObject *index)
 {
-    BellLine *bell = bell_at(self, index);
-    if (bell == NULL) {
+    Doorbell *doorbell = doorbell_at(self, index);
+    if (doorbell == NULL) {
         return NULL;
     }
-    ring_bell(bell);
+    ring_doorbell(doorbell);
     Py_RETURN_NONE;
 }
 
 static PyObject *
 flags_interrupt(Flags *self, PyObject *index)
 {
-    BellLine *bell = bell_at(self, index);
-    if (bell == NULL) {
+    Doorbell *doorbell = doorbell_at(self, index);
+    if (doorbell == NULL) {
         return NULL;
     }
-    bump_and_wake(bell);
+    bump_and_wake(doorbell);
     Py_RETURN_NONE;
 }
 
 static PyObject *
 flags_seq(Flags *self, PyObject *index)
 {
-    BellLine *bell = bell_at(self, index);
-    return bell == NULL ? NULL : PyLong_FromUnsignedLong(__atomic_load_n(&bell->seq, __ATOMIC_ACQUIRE));
+    Doorbell *doorbell = doorbell_at(self, index);
+    return doorbell == NULL ? NULL : PyLong_FromUnsignedLong(__atomic_load_n(&doorbell->seq, __ATOMIC_ACQUIRE));
 }
 
 static PyObject *
@@ -303,16 +303,16 @@ flags_wait(Flags *self, PyObject *args)
     Py_ssize_t first;
     Py_ssize_t count;
     PyObject *mask_object;
-    Py_ssize_t bell;
+    Py_ssize_t doorbell;
     long long seen_seq;
     long long spin_us;
     long long timeout_us;
     uint32_t mask;
     if (!is_open(self) ||
-        !PyArg_ParseTuple(args, "nnOnLLL:wait", &first, &count, &mask_object, &bell, &seen_seq, &spin_us,
+        !PyArg_ParseTuple(args, "nnOnLLL:wait", &first, &count, &mask_object, &doorbell, &seen_seq, &spin_us,
                           &timeout_us) ||
         !check_range(first, count, self->count, "flags") ||
-        !check_range(bell, 1, self->bell_count, "bell") ||
+        !check_range(doorbell, 1, self->doorbell_count, "doorbell") ||
         !parse_limited(mask_object, UINT32_MAX, "a mask", &mask)) {
         return NULL;
     }
@@ -331,12 +331,12 @@ flags_wait(Flags *self, PyObject *args)
         .flags = &self->flags[first],
         .count = count,
         .mask = mask,
-        .bell = &self->bells[bell],
+        .doorbell = &self->doorbells[doorbell],
         .seen_seq = seen_seq,
         .spin_until_ns = start + spin_ns,
         .deadline_ns = start + (uint64_t)timeout_us * 1000,
     };
-    Outcome outcome = bell_rung(&wait) ? WAIT_RUNG : WAIT_INTERRUPTED;
+    Outcome outcome = doorbell_rung(&wait) ? WAIT_RUNG : WAIT_INTERRUPTED;
     for (;;) {
         /* Scan again after WAIT_READY: flags may have changed while waiting for the GIL. */
         PyObject *ready = list_ready(self, first, count, mask);
@@ -381,12 +381,12 @@ static PyMethodDef flags_methods[] = {
     {"exchange", FAST(flags_exchange), METH_FASTCALL, "exchange(i, value) -> int: set it, return the old value"},
     {"compare_exchange", FAST(flags_compare_exchange), METH_FASTCALL,
      "compare_exchange(i, expect, value) -> bool: set it if it is `expect` (release)"},
-    {"ring", (PyCFunction)flags_ring, METH_O, "ring(bell): wake sleepers, after setting a flag"},
-    {"interrupt", (PyCFunction)flags_interrupt, METH_O, "interrupt(bell): wake all, and change seq"},
-    {"seq", (PyCFunction)flags_seq, METH_O, "seq(bell) -> int: changes with each interrupt"},
+    {"ring", (PyCFunction)flags_ring, METH_O, "ring(doorbell): wake sleepers, after setting a flag"},
+    {"interrupt", (PyCFunction)flags_interrupt, METH_O, "interrupt(doorbell): wake all, and change seq"},
+    {"seq", (PyCFunction)flags_seq, METH_O, "seq(doorbell) -> int: changes with each interrupt"},
     {"scan", FAST(flags_scan), METH_FASTCALL, "scan(first, count, mask) -> list of ready indices"},
     {"wait", (PyCFunction)flags_wait, METH_VARARGS,
-     "wait(first, count, mask, bell, seen_seq, spin_us, timeout_us) -> list of ready indices"},
+     "wait(first, count, mask, doorbell, seen_seq, spin_us, timeout_us) -> list of ready indices"},
     {"fence", (PyCFunction)flags_fence, METH_NOARGS, "fence(): acquire fence"},
     {"release", (PyCFunction)flags_release, METH_NOARGS, "release(): drop the buffer"},
     {NULL, NULL, 0, NULL},
@@ -396,7 +396,7 @@ static PyType_Slot flags_slots[] = {
     {Py_tp_new, flags_new},
     {Py_tp_dealloc, flags_dealloc},
     {Py_tp_methods, flags_methods},
-    {Py_tp_doc, "Flags(buffer, flags_offset, count, bells_offset, bells): see _flags.pyi"},
+    {Py_tp_doc, "Flags(buffer, flags_offset, count, doorbells_offset, doorbells): see _flags.pyi"},
     {0, NULL},
 };
 

@@ -1,14 +1,14 @@
 from _typeshed import WriteableBuffer
 
 LINE_BYTES: int
-"""Bytes of a flag's or bell's line, a cache line of its own."""
+"""Bytes of a flag's or doorbell's line, a cache line of its own."""
 
 class Flags:
-    """Flags and bells in a shared buffer. Safe for concurrent threads and processes.
+    """Flags and doorbells in a shared buffer. Safe for concurrent threads and processes.
 
-    A flag is a u32 (values 0..31) on its own 64-byte line. A bell (an eventcount) is a 64-byte line that
-    waiters sleep on; ring the waiters' bell after setting a flag. All methods raise IndexError for an unknown
-    flag or bell, and ValueError for other arguments out of range or after `release`.
+    A flag is a u32 (values 0..31) on its own 64-byte line. A doorbell (an eventcount) is a 64-byte line that
+    waiters sleep on; ring the waiters' doorbell after setting a flag. All methods raise IndexError for an
+    unknown flag or doorbell, and ValueError for other arguments out of range or after `release`.
     """
 
     def __new__(
@@ -16,10 +16,10 @@ class Flags:
         buffer: WriteableBuffer,
         flags_offset: int,
         count: int,
-        bells_offset: int,
-        bells: int,
+        doorbells_offset: int,
+        doorbells: int,
     ) -> Flags:
-        """Map `count` flags and `bells` bells onto a buffer, without changing it.
+        """Map `count` flags and `doorbells` doorbells onto a buffer, without changing it.
 
         Raises:
             ValueError: They exceed the buffer, are not aligned to 64 bytes, or are fewer than 1.
@@ -35,13 +35,13 @@ class Flags:
     def compare_exchange(self, i: int, expect: int, value: int, /) -> bool:
         """Set a flag if its value is `expect`; return whether it was (acquire and release)."""
 
-    def ring(self, bell: int, /) -> None:
-        """Wake all sleepers of a bell, after setting a flag. Costs only a fence without sleepers."""
+    def ring(self, doorbell: int, /) -> None:
+        """Wake all sleepers of a doorbell, after setting a flag. Costs only a fence without sleepers."""
 
-    def interrupt(self, bell: int, /) -> None:
+    def interrupt(self, doorbell: int, /) -> None:
         """Change `seq` and wake all sleepers, for events outside the flags."""
 
-    def seq(self, bell: int, /) -> int:
+    def seq(self, doorbell: int, /) -> int:
         """Sequence number (u32, acquire); every interrupt changes it, a ring may change it."""
 
     def scan(self, first: int, count: int, mask: int, /) -> list[int]:
@@ -52,7 +52,7 @@ class Flags:
         first: int,
         count: int,
         mask: int,
-        bell: int,
+        doorbell: int,
         seen_seq: int,
         spin_us: int,
         timeout_us: int,
@@ -60,15 +60,15 @@ class Flags:
     ) -> list[int]:
         """Wait until `scan(first, count, mask)` is not empty and return it.
 
-        Spins, then sleeps on the bell, both without the GIL. Python's signal handlers run at least every 250
-        ms.
+        Spins, then sleeps on the doorbell, both without the GIL. Python's signal handlers run at least every
+        250 ms.
 
         Args:
             first: First flag.
             count: Number of flags.
             mask: The values to wait for, one bit each.
-            bell: The bell rung for these flags.
-            seen_seq: `seq(bell)` from before the caller checked its other conditions. The wait returns []
+            doorbell: The doorbell rung for these flags.
+            seen_seq: `seq(doorbell)` from before the caller checked its other conditions. The wait returns []
                 when the sequence number differs. Rings for other flags change it, too, so check the
                 conditions again after []. Negative: ignore the sequence number.
             spin_us: Microseconds to spin before sleeping; -1 spins until the timeout. The spin extends up to

@@ -62,12 +62,12 @@ def _flags_offset(slots: int) -> int:
     return -(-(_HEADER.size + slots * _WORD.size) // LINE_BYTES) * LINE_BYTES
 
 
-def _bells_offset(slots: int) -> int:
+def _doorbells_offset(slots: int) -> int:
     return _flags_offset(slots) + slots * LINE_BYTES
 
 
 def _slots_offset(slots: int) -> int:
-    return _bells_offset(slots) + (slots + 1) * LINE_BYTES
+    return _doorbells_offset(slots) + (slots + 1) * LINE_BYTES
 
 
 def arena_bytes(slots: int, payload_capacity: int, result_capacity: int) -> int:
@@ -107,7 +107,9 @@ class Arena:
         self.incarnation: int = incarnation
         self.request_stride = _request_stride(payload_capacity)
         self.result_stride = _result_stride(result_capacity)
-        self.flags = Flags(mapping, _flags_offset(slots), slots, _bells_offset(slots), slots + 1)
+        self.flags = Flags(
+            mapping, _flags_offset(slots), slots, _doorbells_offset(slots), slots + 1
+        )
         self._mapping: mmap.mmap | None = mapping
         self._slots_offset = _slots_offset(slots)
 
@@ -217,7 +219,7 @@ class Arena:
     def offsets(self) -> tuple[int, int, int, int]:
         """Offsets of the flags, the doorbells, the generations and the slots, for compiled code."""
         slots = self.slots
-        return _flags_offset(slots), _bells_offset(slots), _HEADER.size, self._slots_offset
+        return _flags_offset(slots), _doorbells_offset(slots), _HEADER.size, self._slots_offset
 
     def request_offset(self, i: int) -> int:
         """Offset of slot i's request header in the arena; the payload follows."""

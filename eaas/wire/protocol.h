@@ -23,7 +23,7 @@
 #define WIRE_VERSION 1         /* processes with different versions do not connect */
 /* Every section of a slot begins at a multiple of this. */
 #define WIRE_ALIGNMENT 64
-/* Bell of the server, which clients ring after writing a request. */
+/* Doorbell of the server, which clients ring after writing a request. */
 #define DOORBELL 0
 /* Bit of the flags of a request's header: both headers have checksums. */
 #define CHECKSUM_FLAG 1

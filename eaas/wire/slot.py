@@ -112,7 +112,7 @@ __all__ = [
     "WireDtype",
     "max_tokens",
     "read_trace",
-    "reply_bell",
+    "reply_doorbell",
     "request_views",
     "result_view",
     "seal",
@@ -125,7 +125,7 @@ DOORBELL = _protocol.DOORBELL
 """Index of the server's doorbell, which clients ring after writing a request."""
 
 
-def reply_bell(first_slot: int) -> int:
+def reply_doorbell(first_slot: int) -> int:
     """Index of the doorbell of the connection with this first slot, which the server rings after a result."""
     return 1 + first_slot
 

@@ -38,7 +38,7 @@ slots_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (!open_items(&arrays[ARENA], buffers[ARENA], "buffer", 1, true) ||
         !open_array(&arrays[BUSY], buffers[BUSY], "busy", count, 1, true) ||
         !open_array(&arrays[GENERATIONS], buffers[GENERATIONS], "generations", count, sizeof(uint64_t), false) ||
-        !open_array(&arrays[BELLS], buffers[BELLS], "bells", count, sizeof(int32_t), false) ||
+        !open_array(&arrays[BELLS], buffers[BELLS], "doorbells", count, sizeof(int32_t), false) ||
         !open_array(&arrays[CAPACITIES], buffers[CAPACITIES], "capacities", 2 * count, sizeof(uint64_t), false)) {
         Py_DECREF(self);
         return NULL;
@@ -55,7 +55,7 @@ slots_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     slots->flags = (FlagLine *)((char *)view->buf + offsets[0]);
-    slots->bells = (BellLine *)((char *)view->buf + offsets[1]);
+    slots->doorbells = (Doorbell *)((char *)view->buf + offsets[1]);
     slots->memory = (char *)view->buf + offsets[2];
     slots->owners = (Owners){arrays[BUSY].view.buf, arrays[GENERATIONS].view.buf, arrays[BELLS].view.buf,
                              arrays[CAPACITIES].view.buf};

@@ -39,7 +39,7 @@ class Slots:
         Args:
             buffer: The arena's bytes.
             count: Number of slots.
-            offsets: Offsets of flag 0, bell 0 and slot 0.
+            offsets: Offsets of flag 0, doorbell 0 and slot 0.
             strides: Bytes of a slot's request and of its result.
             limits: The server's limits.
             layers: The kernel's `ExpertKernel.direct`; the kernel may replace its items at any time.

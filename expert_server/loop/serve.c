@@ -92,7 +92,7 @@ wait_for_request(SlotsObject *self, int64_t seen, uint64_t now, uint64_t spin_mo
         .flags = self->slots.flags,
         .count = self->slots.count,
         .mask = 1u << SLOT_WRITTEN,
-        .bell = &self->slots.bells[DOORBELL],
+        .doorbell = &self->slots.doorbells[DOORBELL],
         .seen_seq = seen,
         .spin_until_ns = now + spin_ns,
         .deadline_ns = until_ns,
@@ -136,7 +136,7 @@ slots_serve(SlotsObject *self, PyObject *const *args, Py_ssize_t nargs)
     uint64_t until_ns = now_ns() + limits_ns[1];
     /* `leave` needs the GIL, and an interrupt that follows it changes the count. */
     while (!self->leaving && !self->closed) {
-        int64_t seen = __atomic_load_n(&self->slots.bells[DOORBELL].seq, __ATOMIC_ACQUIRE);
+        int64_t seen = __atomic_load_n(&self->slots.doorbells[DOORBELL].seq, __ATOMIC_ACQUIRE);
         uint64_t now = now_ns();
         if (served.requests > 0 && (once || now >= until_ns)) {
             break;

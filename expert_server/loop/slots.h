@@ -22,7 +22,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "../../eaas/wire/bell.h"
+#include "../../eaas/wire/doorbell.h"
 #include "../../eaas/wire/protocol.h"
 #include "../kernels/direct.h"
 
@@ -40,7 +40,7 @@ typedef struct {
     Verdict verdict;
     Fault fault;
     uint32_t generation; /* the owner's, and not the header's word */
-    int32_t bell;
+    int32_t doorbell;
     RequestHeader header; /* the private copy */
     PayloadLayout layout;
 } Request;
@@ -49,14 +49,14 @@ typedef struct {
 typedef struct {
     uint8_t *busy;               /* the loop works on the slot, so it is not granted */
     const uint64_t *generations; /* 0: no owner */
-    const int32_t *bells;
+    const int32_t *doorbells;
     const uint64_t *capacities;  /* two for each slot: most bytes of the owner's payload and result */
 } Owners;
 
 typedef struct {
     ptrdiff_t count;
     FlagLine *flags;
-    BellLine *bells;
+    Doorbell *doorbells;
     char *memory; /* the request header of slot 0 */
     size_t request_stride, slot_stride;
     SlotLimits limits;
@@ -93,12 +93,12 @@ accept_slot(Slots *slots, ptrdiff_t slot)
     }
     owners->busy[slot] = 1;
     request->generation = (uint32_t)owners->generations[slot];
-    request->bell = owners->bells[slot];
+    request->doorbell = owners->doorbells[slot];
     bool is_written = __atomic_load_n(&slots->flags[slot].value, __ATOMIC_ACQUIRE) == SLOT_WRITTEN;
 #if EAAS_MUTANT == 11 /* the flag is not read again after the claim: the slot may have another owner by now */
     is_written = true;
 #endif
-    if (request->generation == 0 || request->bell < 0 || request->bell > slots->count || !is_written) {
+    if (request->generation == 0 || request->doorbell < 0 || request->doorbell > slots->count || !is_written) {
         owners->busy[slot] = 0;
         return request->verdict = NO_REQUEST;
     }
@@ -158,7 +158,7 @@ hand_over(Slots *slots, ptrdiff_t slot)
 #endif
     if (__atomic_compare_exchange_n(flag, &written, SLOT_DONE, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
 #if EAAS_MUTANT != 16 /* a client that sleeps is not woken */
-        ring_bell(&slots->bells[slots->requests[slot].bell]);
+        ring_doorbell(&slots->doorbells[slots->requests[slot].doorbell]);
 #endif
     }
 }

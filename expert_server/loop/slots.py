@@ -65,11 +65,11 @@ class ServedSlots:
     ) -> None:
         self._arena = arena
         self._table = table
-        flags, bells, _, slots = arena.offsets
+        flags, doorbells, _, slots = arena.offsets
         self.verbs = Slots(
             arena.buffer,
             arena.slots,
-            (flags, bells, slots),
+            (flags, doorbells, slots),
             (arena.request_stride, arena.result_stride),
             limits,
             [] if layers is None else layers,

@@ -113,7 +113,7 @@ def copy_answers(
     """
     flags = arena.flags
     while True:
-        seen = flags.seq(grant.reply_bell)
+        seen = flags.seq(grant.reply_doorbell)
         with table.copying(grant) as valid:
             if not valid:
                 return
@@ -122,5 +122,5 @@ def copy_answers(
             yield from answers
         else:
             flags.wait(
-                grant.first_slot, grant.slots, _ANSWERED, grant.reply_bell, seen, 0, _IDLE_US
+                grant.first_slot, grant.slots, _ANSWERED, grant.reply_doorbell, seen, 0, _IDLE_US
             )

@@ -278,7 +278,7 @@ class NixlEndpoint(Endpoint):
                 # Without a pause, this thread would hold the interpreter against the loop's.
                 least_us, most_us = _COMPUTING_US
                 wait_us = min(max(pause_us, least_us), most_us)
-                flags.wait(first, slots, done, peer.grant.reply_bell, -1, 0, wait_us)
+                flags.wait(first, slots, done, peer.grant.reply_doorbell, -1, 0, wait_us)
                 return True
         return False
 

@@ -40,7 +40,7 @@ from dataclasses import dataclass
 from eaas.errors import SharedMemoryError
 from eaas.types import Member
 from eaas.wire import Arena
-from eaas.wire.slot import reply_bell
+from eaas.wire.slot import reply_doorbell
 
 __all__ = ["Grant", "SlotTable", "last_gone"]
 
@@ -77,9 +77,9 @@ class Grant:
     granted_at: float
 
     @property
-    def reply_bell(self) -> int:
+    def reply_doorbell(self) -> int:
         """Doorbell that the loop rings for an answer in these slots, to wake the client or its stream."""
-        return reply_bell(self.first_slot)
+        return reply_doorbell(self.first_slot)
 
 
 class SlotTable:
@@ -101,7 +101,7 @@ class SlotTable:
         self._owner: list[Grant | None] = [None] * arena.slots
         # Of each slot's owner, for compiled code; generation 0: no owner.
         self._generations_of = array("Q", bytes(8 * arena.slots))
-        self._bells_of = array("i", bytes(4 * arena.slots))
+        self._doorbells_of = array("i", bytes(4 * arena.slots))
         self._capacities_of = array("Q", bytes(2 * 8 * arena.slots))
         # Slots that no grant gets: how many streams copy, and calls take memory.
         self._reserved: Counter[int] = Counter()
@@ -169,7 +169,7 @@ class SlotTable:
                 self._arena.server_offline(slot)
                 self._arena.set_generation(slot, grant.generation)
                 self._owner[slot] = grant
-                self._bells_of[slot] = grant.reply_bell
+                self._doorbells_of[slot] = grant.reply_doorbell
                 self._capacities_of[2 * slot], self._capacities_of[2 * slot + 1] = capacities
                 self._generations_of[slot] = grant.generation
                 self._arena.server_reclaim(slot)
@@ -234,7 +234,7 @@ class SlotTable:
     @property
     def owners(self) -> tuple[bytearray, array[int], array[int], array[int]]:
         """For compiled code: `busy`; generation, doorbell and capacities of each slot's owner."""
-        return self.busy, self._generations_of, self._bells_of, self._capacities_of
+        return self.busy, self._generations_of, self._doorbells_of, self._capacities_of
 
     def owner(self, slot: int) -> Grant | None:
         """The grant that a slot belongs to; None: it is free."""
@@ -308,4 +308,4 @@ class SlotTable:
             self._arena.server_offline(slot)
         del self._grants[grant.connection_id]
         self.changes += 1
-        self._arena.flags.interrupt(grant.reply_bell)
+        self._arena.flags.interrupt(grant.reply_doorbell)

@@ -17,7 +17,7 @@ from attention_client.layer_call.shared import CallContext, ClusterView
 from attention_client.telemetry.metrics import ClientMetrics
 from eaas.types import Placement
 from eaas.wire import Arena, RequestHeader, ResultHeader, SlotState
-from eaas.wire.slot import Status, WireDtype, reply_bell, request_views, result_view
+from eaas.wire.slot import Status, WireDtype, reply_doorbell, request_views, result_view
 
 __all__ = ["ArenaServer", "Views", "context_of"]
 
@@ -42,7 +42,7 @@ class ArenaServer:
         self.arena = Arena.create_local(slots, capacity, capacity, 1)
         self.payload_capacity = self.arena.payload_capacity
         self.result_capacity = self.arena.result_capacity
-        self.first_slot, self.slots, self.reply_bell = 0, slots, reply_bell(0)
+        self.first_slot, self.slots, self.reply_doorbell = 0, slots, reply_doorbell(0)
         self.generation = GENERATION
         for slot in range(slots):
             self.arena.set_generation(slot, GENERATION)
@@ -86,7 +86,7 @@ class ArenaServer:
         }
         ResultHeader.of(status, **(fields | changes)).pack_into(self.arena.buffer, place)
         assert self.arena.server_done(slot)
-        self.arena.flags.ring(self.reply_bell)
+        self.arena.flags.ring(self.reply_doorbell)
 
 
 @dataclass

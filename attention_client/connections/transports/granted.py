@@ -11,7 +11,7 @@ from eaas.rpc.v1 import expert_pb2 as pb
 from eaas.rpc.v1.expert_pb2_grpc import ExpertServiceStub
 from eaas.wire import Arena, RequestHeader, SlotState
 from eaas.wire.frame import paste
-from eaas.wire.slot import RESULT_HEADER_BYTES, reply_bell
+from eaas.wire.slot import RESULT_HEADER_BYTES, reply_doorbell
 
 __all__ = ["MirrorLink", "disconnect", "mirror_arena"]
 
@@ -42,7 +42,7 @@ class MirrorLink:
 
     first_slot = 0
     direct = False
-    reply_bell = reply_bell(0)
+    reply_doorbell = reply_doorbell(0)
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class MirrorLink:
             return f"an answer in slot {slot}, which has no request"
         paste(self.arena.buffer, self.arena.result_offset(slot), data)
         self.arena.server_done(slot)
-        self.arena.flags.ring(self.reply_bell)
+        self.arena.flags.ring(self.reply_doorbell)
         return ""
 
 

@@ -185,7 +185,7 @@ class _OneSidedLink(MirrorLink):
             self._asked.discard(slot)
             self._spoke_at = time.monotonic()
             self.arena.server_done(slot)
-            self.arena.flags.ring(self.reply_bell)
+            self.arena.flags.ring(self.reply_doorbell)
 
     # -- close ----------------------------------------------------------------------------------------
 

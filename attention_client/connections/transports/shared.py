@@ -32,7 +32,7 @@ class SharedLink:
         self.result_capacity = granted.result_capacity
         self.first_slot = granted.first_slot
         self.slots = granted.slots
-        self.reply_bell = granted.reply_bell
+        self.reply_doorbell = granted.reply_doorbell
         self.generation = granted.generation
         self._connection_id = granted.connection_id
         self._service = expert_pb2_grpc.ExpertServiceStub(channel)

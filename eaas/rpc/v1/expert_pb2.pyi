@@ -28,13 +28,13 @@ class ConnectRequest(_message.Message):
     def __init__(self, client_id: _Optional[str] = ..., client_incarnation: _Optional[int] = ..., protocol_version: _Optional[int] = ..., transport: _Optional[str] = ..., slots: _Optional[int] = ..., hidden_size: _Optional[int] = ..., model_digest: _Optional[str] = ..., slot_tokens: _Optional[int] = ...) -> None: ...
 
 class ConnectResponse(_message.Message):
-    __slots__ = ("connection_id", "generation", "server_incarnation", "first_slot", "slots", "reply_bell", "slot_count", "payload_capacity", "result_capacity", "arena_pid", "arena_fd", "arena_bytes", "epoch", "machine", "hello")
+    __slots__ = ("connection_id", "generation", "server_incarnation", "first_slot", "slots", "reply_doorbell", "slot_count", "payload_capacity", "result_capacity", "arena_pid", "arena_fd", "arena_bytes", "epoch", "machine", "hello")
     CONNECTION_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     SERVER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     FIRST_SLOT_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
-    REPLY_BELL_FIELD_NUMBER: _ClassVar[int]
+    REPLY_DOORBELL_FIELD_NUMBER: _ClassVar[int]
     SLOT_COUNT_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_CAPACITY_FIELD_NUMBER: _ClassVar[int]
     RESULT_CAPACITY_FIELD_NUMBER: _ClassVar[int]
@@ -49,7 +49,7 @@ class ConnectResponse(_message.Message):
     server_incarnation: int
     first_slot: int
     slots: int
-    reply_bell: int
+    reply_doorbell: int
     slot_count: int
     payload_capacity: int
     result_capacity: int
@@ -59,7 +59,7 @@ class ConnectResponse(_message.Message):
     epoch: int
     machine: str
     hello: bytes
-    def __init__(self, connection_id: _Optional[str] = ..., generation: _Optional[int] = ..., server_incarnation: _Optional[int] = ..., first_slot: _Optional[int] = ..., slots: _Optional[int] = ..., reply_bell: _Optional[int] = ..., slot_count: _Optional[int] = ..., payload_capacity: _Optional[int] = ..., result_capacity: _Optional[int] = ..., arena_pid: _Optional[int] = ..., arena_fd: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., epoch: _Optional[int] = ..., machine: _Optional[str] = ..., hello: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, connection_id: _Optional[str] = ..., generation: _Optional[int] = ..., server_incarnation: _Optional[int] = ..., first_slot: _Optional[int] = ..., slots: _Optional[int] = ..., reply_doorbell: _Optional[int] = ..., slot_count: _Optional[int] = ..., payload_capacity: _Optional[int] = ..., result_capacity: _Optional[int] = ..., arena_pid: _Optional[int] = ..., arena_fd: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., epoch: _Optional[int] = ..., machine: _Optional[str] = ..., hello: _Optional[bytes] = ...) -> None: ...
 
 class DisconnectRequest(_message.Message):
     __slots__ = ("connection_id",)

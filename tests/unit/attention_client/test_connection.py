@@ -23,7 +23,7 @@ from eaas.wire.slot import (
     DAMAGED,
     RESULT_HEADER_BYTES,
     Status,
-    reply_bell,
+    reply_doorbell,
     result_view,
     seal,
 )
@@ -35,7 +35,7 @@ HIDDEN = 4
 class FakeLink:
     def __init__(self, arena: Arena, grant: Grant) -> None:
         self.arena, self.first_slot, self.slots = arena, grant.first_slot, grant.slots
-        self.generation, self.reply_bell = grant.generation, reply_bell(grant.first_slot)
+        self.generation, self.reply_doorbell = grant.generation, reply_doorbell(grant.first_slot)
         self.payload_capacity = grant.payload_capacity
         self.result_capacity = grant.result_capacity
         self.direct = True
@@ -311,7 +311,7 @@ def test_concurrent_polls_and_abandons_leak_no_slot() -> None:
         while not over.is_set():
             for slot in bench.arena.flags.wait(0, 4, SlotState.WRITTEN.mask, 0, -1, 0, 10_000):
                 bench.answer(slot)
-                bench.arena.flags.ring(reply_bell(0))
+                bench.arena.flags.ring(reply_doorbell(0))
 
     def work(seed: int) -> None:
         rng = random.Random(seed)

@@ -316,13 +316,13 @@ def test_a_sleeping_client_is_woken(benches, native_kernel) -> None:
     bench = benches(kernel=native_kernel)
     grant = bench.grant("a")
     slot = bench.write(grant, 2)
-    seen = bench.arena.flags.seq(grant.reply_bell)
+    seen = bench.arena.flags.seq(grant.reply_doorbell)
     woken = []
 
     def wait() -> None:
         flags = bench.arena.flags
         woken.append(
-            flags.wait(slot, 1, SlotState.DONE.mask, grant.reply_bell, seen, 0, 60_000_000)
+            flags.wait(slot, 1, SlotState.DONE.mask, grant.reply_doorbell, seen, 0, 60_000_000)
         )
         woken.append(bench.loop.computed)
 
@@ -334,7 +334,7 @@ def test_a_sleeping_client_is_woken(benches, native_kernel) -> None:
     # Counted before the client can know of it.
     assert woken == [[slot], 1]
     # Without a ring, the client would look again only a quarter of a second later.
-    assert bench.arena.flags.seq(grant.reply_bell) != seen
+    assert bench.arena.flags.seq(grant.reply_doorbell) != seen
     assert bench.arena.flags.load(slot) == SlotState.DONE
 
 
@@ -358,8 +358,8 @@ def test_slots_outside_the_buffer(benches) -> None:
     bench = benches()
     arena = bench.arena
     limits = SlotLimits(arena.payload_capacity, arena.result_capacity, bench.hidden, 4)
-    flags, bells, _, first_slot = arena.offsets
-    offsets = (flags, bells, first_slot)
+    flags, doorbells, _, first_slot = arena.offsets
+    offsets = (flags, doorbells, first_slot)
     strides = (arena.request_stride, arena.result_stride)
     good = (arena.buffer, arena.slots, offsets, strides, limits, [], bench.table.owners)
     Slots(*good)

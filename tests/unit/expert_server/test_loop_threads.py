@@ -43,7 +43,7 @@ def test_slots_change_hands_under_load(benches, native_kernel, batching, is_comp
                 grant = bench.table.grant(name, 1, 2)
                 time.sleep(0.0001)
             slot, value = grant.first_slot + rng.randrange(2), rng.randint(1, 9)
-            seen = bench.arena.flags.seq(grant.reply_bell)
+            seen = bench.arena.flags.seq(grant.reply_doorbell)
             image = bench.image(
                 grant, value, layer=call % 4, request_id=call, checksum=not is_compiled
             )
@@ -58,9 +58,9 @@ def test_slots_change_hands_under_load(benches, native_kernel, batching, is_comp
             bench.arena.flags.ring(DOORBELL)
             deadline = time.monotonic() + 20
             while not bench.arena.flags.wait(
-                slot, 1, ANSWERED, grant.reply_bell, seen, 20, 1_000_000
+                slot, 1, ANSWERED, grant.reply_doorbell, seen, 20, 1_000_000
             ):
-                seen = bench.arena.flags.seq(grant.reply_bell)
+                seen = bench.arena.flags.seq(grant.reply_doorbell)
                 if bench.arena.generation(slot) != grant.generation:
                     break
                 assert time.monotonic() < deadline, "no answer"

@@ -75,7 +75,7 @@ def silent(server: Server, slot: int) -> None:
 def offline(server: Server, slot: int) -> None:
     """The server takes the slot back."""
     server.arena.server_offline(slot)
-    server.arena.flags.interrupt(server.reply_bell)
+    server.arena.flags.interrupt(server.reply_doorbell)
 
 
 @dataclass

@@ -17,7 +17,7 @@ from eaas.wire.slot import (
     DOORBELL,
     Status,
     WireDtype,
-    reply_bell,
+    reply_doorbell,
     request_views,
 )
 
@@ -42,7 +42,7 @@ class Bench:
             2,
             self.arena.payload_capacity,
             self.arena.result_capacity,
-            reply_bell(1),
+            reply_doorbell(1),
             DOORBELL,
             GENERATION,
             hidden,

@@ -61,8 +61,8 @@ def test_nothing_in_an_arena_overlaps(arena: Arena) -> None:
         assert (arena.generation(i), arena.flags.load(i)) == (0, SlotState.FREE)
         arena.set_generation(i, 2**32 - 1)
         arena.flags.exchange(i, SlotState.OFFLINE)
-    for bell in range(SLOTS + 1):
-        arena.flags.interrupt(bell)
+    for doorbell in range(SLOTS + 1):
+        arena.flags.interrupt(doorbell)
     head = arena.buffer[: regions[0][0]]
     for offset, length in regions:
         assert offset == align(offset)
@@ -71,7 +71,7 @@ def test_nothing_in_an_arena_overlaps(arena: Arena) -> None:
     assert arena.buffer[: regions[0][0]] == head
     assert [arena.generation(i) for i in range(SLOTS)] == [2**32 - 1] * SLOTS
     assert [arena.flags.load(i) for i in range(SLOTS)] == [SlotState.OFFLINE] * SLOTS
-    assert [arena.flags.seq(bell) for bell in range(SLOTS + 1)] == [1] * (SLOTS + 1)
+    assert [arena.flags.seq(doorbell) for doorbell in range(SLOTS + 1)] == [1] * (SLOTS + 1)
     assert arena.incarnation == INCARNATION
 
 

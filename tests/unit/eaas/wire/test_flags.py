@@ -1,4 +1,4 @@
-"""Flags inside one process: bounds, values, waits, bells, signals."""
+"""Flags inside one process: bounds, values, waits, doorbells, signals."""
 
 import mmap
 import signal
@@ -30,7 +30,7 @@ def wait(flags: Flags, *, seen_seq: int = -1, spin_us: int = 0, timeout_us: int)
 
 
 @pytest.mark.parametrize(
-    ("flags_offset", "count", "bells_offset", "bells"),
+    ("flags_offset", "count", "doorbells_offset", "doorbells"),
     [
         (32, 4, 1024, 1),  # not aligned
         (64, 4, 1000, 1),
@@ -45,10 +45,10 @@ def wait(flags: Flags, *, seen_seq: int = -1, spin_us: int = 0, timeout_us: int)
     ],
 )
 def test_lines_outside_the_buffer_are_refused(
-    flags_offset: int, count: int, bells_offset: int, bells: int
+    flags_offset: int, count: int, doorbells_offset: int, doorbells: int
 ) -> None:
     with mmap.mmap(-1, 4096) as memory, pytest.raises(ValueError, match="offset"):
-        Flags(memory, flags_offset, count, bells_offset, bells)
+        Flags(memory, flags_offset, count, doorbells_offset, doorbells)
 
 
 def test_the_whole_buffer_may_be_used_if_it_can_be_written() -> None:
@@ -62,7 +62,7 @@ def test_the_whole_buffer_may_be_used_if_it_can_be_written() -> None:
 
 
 @pytest.mark.parametrize("i", [-1, FLAGS, 2**31, 2**63])
-def test_an_unknown_flag_or_bell(flags: Flags, i: int) -> None:
+def test_an_unknown_flag_or_doorbell(flags: Flags, i: int) -> None:
     flag = (flags.load, lambda i: flags.exchange(i, 1), lambda i: flags.compare_exchange(i, 0, 1))
     for call in (*flag, flags.ring, flags.interrupt, flags.seq):
         with pytest.raises(IndexError):
@@ -127,7 +127,7 @@ def test_a_wait_ends_at_its_timeout_and_not_before(
 def test_a_ready_flag_needs_no_wait(flags: Flags) -> None:
     flags.exchange(2, 1)
     assert wait(flags, timeout_us=0) == [2]
-    # A ready flag comes before a bell that rang.
+    # A ready flag comes before a doorbell that rang.
     assert wait(flags, seen_seq=flags.seq(0) + 1, timeout_us=0) == [2]
 
 

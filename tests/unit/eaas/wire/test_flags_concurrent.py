@@ -17,7 +17,7 @@ import pytest
 
 import eaas
 from eaas.wire import Arena, SlotState
-from eaas.wire.slot import DOORBELL, REQUEST_HEADER_BYTES, RESULT_HEADER_BYTES, reply_bell
+from eaas.wire.slot import DOORBELL, REQUEST_HEADER_BYTES, RESULT_HEADER_BYTES, reply_doorbell
 
 ROOT = Path(eaas.__file__).parents[1]
 TURN_TIMEOUT_US = 10_000_000
@@ -27,7 +27,7 @@ NUMBER = struct.Struct("<Q")
 ECHO_SERVER = """
 import sys
 from eaas.wire import Arena, SlotState
-from eaas.wire.slot import DOORBELL, REQUEST_HEADER_BYTES, RESULT_HEADER_BYTES, reply_bell
+from eaas.wire.slot import DOORBELL, REQUEST_HEADER_BYTES, RESULT_HEADER_BYTES, reply_doorbell
 
 pid, fd, size, turns, spin_us = map(int, sys.argv[1:])
 arena = Arena.attach(pid, fd, size)
@@ -38,7 +38,7 @@ for _ in range(turns):
     assert arena.flags.wait(0, 1, SlotState.WRITTEN.mask, DOORBELL, -1, spin_us, 10_000_000) == [0]
     arena.buffer[answered : answered + 8] = arena.buffer[asked : asked + 8]
     assert arena.server_done(0)
-    arena.flags.ring(reply_bell(0))
+    arena.flags.ring(reply_doorbell(0))
 """
 
 COUNTER = """
@@ -59,14 +59,14 @@ for _ in range(turns):
 """
 
 
-def ask(arena: Arena, slot: int, bell: int, number: int, spin_us: int) -> int:
+def ask(arena: Arena, slot: int, doorbell: int, number: int, spin_us: int) -> int:
     """One turn of a client, which checks the answer; returns its nanoseconds."""
     start = time.monotonic_ns()
     NUMBER.pack_into(arena.buffer, arena.request_offset(slot) + REQUEST_HEADER_BYTES, number)
     assert arena.client_write_done(slot)
     arena.flags.ring(DOORBELL)
     done = SlotState.DONE.mask
-    assert arena.flags.wait(slot, 1, done, bell, -1, spin_us, TURN_TIMEOUT_US) == [slot]
+    assert arena.flags.wait(slot, 1, done, doorbell, -1, spin_us, TURN_TIMEOUT_US) == [slot]
     answer = NUMBER.unpack_from(arena.buffer, arena.result_offset(slot) + RESULT_HEADER_BYTES)
     assert answer == (number,)
     assert arena.client_free(slot)
@@ -84,7 +84,7 @@ def test_two_processes_lose_no_wake_up(spin_us: int) -> None:
         try:
             assert server.stdout is not None
             assert server.stdout.readline() == b"ready\n"
-            times_ns = [ask(arena, 0, reply_bell(0), turn, spin_us) for turn in range(turns)]
+            times_ns = [ask(arena, 0, reply_doorbell(0), turn, spin_us) for turn in range(turns)]
             assert server.wait(30) == 0
         finally:
             server.kill()
@@ -93,14 +93,14 @@ def test_two_processes_lose_no_wake_up(spin_us: int) -> None:
 
 
 @pytest.mark.parametrize("spin_us", [0, 20])
-def test_many_threads_on_one_bell_lose_no_wake_up(spin_us: int) -> None:
+def test_many_threads_on_one_doorbell_lose_no_wake_up(spin_us: int) -> None:
     """Each reply also wakes waiters of other slots, which sleep again."""
     clients, turns = 4, 2_000
     arena = Arena.create_local(clients, 64, 64, 1)
-    bell = reply_bell(0)
+    doorbell = reply_doorbell(0)
 
     def client(slot: int) -> list[int]:
-        return [ask(arena, slot, bell, turn, spin_us) for turn in range(turns)]
+        return [ask(arena, slot, doorbell, turn, spin_us) for turn in range(turns)]
 
     def server() -> None:
         written = SlotState.WRITTEN.mask
@@ -113,7 +113,7 @@ def test_many_threads_on_one_bell_lose_no_wake_up(spin_us: int) -> None:
                 answered = arena.result_offset(slot) + RESULT_HEADER_BYTES
                 arena.buffer[answered : answered + 8] = arena.buffer[asked : asked + 8]
                 arena.server_done(slot)
-                arena.flags.ring(bell)
+                arena.flags.ring(doorbell)
             left -= len(ready)
 
     with ThreadPoolExecutor(clients + 1) as pool:

@@ -1,9 +1,9 @@
-/* Flags, bells and waits in shared memory, without Python.
+/* Flags, doorbells and waits in shared memory, without Python.
  *
  *     flag line (64 bytes)   | value u32 | unused                 |   one per slot
- *     bell line (64 bytes)   | seq u32   | sleepers u32 | unused  |   one per group of waiters
+ *     doorbell line (64 bytes)   | seq u32   | sleepers u32 | unused  |   one per group of waiters
  *
- * A waiter sleeps on a bell (an eventcount: a futex on seq), so that one sleep covers many flags.
+ * A waiter sleeps on a doorbell (an eventcount: a futex on seq), so that one sleep covers many flags.
  *
  * Why no wake-up is lost:
  *
@@ -20,8 +20,8 @@
  *
  * A process killed in its sleep leaves sleepers too high. That costs one system call per ring, but no error.
  */
-#ifndef EAAS_WIRE_BELL_H
-#define EAAS_WIRE_BELL_H
+#ifndef EAAS_WIRE_DOORBELL_H
+#define EAAS_WIRE_DOORBELL_H
 
 #include <errno.h>
 #include <limits.h>
@@ -54,10 +54,10 @@ typedef struct {
     uint32_t seq;
     uint32_t sleepers;
     uint32_t unused[14];
-} BellLine;
+} Doorbell;
 
 _Static_assert(sizeof(FlagLine) == LINE_BYTES, "a flag has a cache line of its own");
-_Static_assert(sizeof(BellLine) == LINE_BYTES, "a bell has a cache line of its own");
+_Static_assert(sizeof(Doorbell) == LINE_BYTES, "a doorbell has a cache line of its own");
 
 /* ---- waiting, without Python ------------------------------------------------------------------------- */
 
@@ -65,8 +65,8 @@ typedef struct {
     const FlagLine *flags; /* the first flag to check */
     ptrdiff_t count;
     uint32_t mask;
-    BellLine *bell;
-    int64_t seen_seq; /* negative: ignore the bell's seq */
+    Doorbell *doorbell;
+    int64_t seen_seq; /* negative: ignore the doorbell's seq */
     uint64_t spin_until_ns;
     uint64_t deadline_ns;
 } Wait;
@@ -100,10 +100,10 @@ futex_wake_all(uint32_t *word)
 }
 
 static inline void
-bump_and_wake(BellLine *bell)
+bump_and_wake(Doorbell *doorbell)
 {
-    __atomic_fetch_add(&bell->seq, 1, __ATOMIC_SEQ_CST);
-    futex_wake_all(&bell->seq);
+    __atomic_fetch_add(&doorbell->seq, 1, __ATOMIC_SEQ_CST);
+    futex_wake_all(&doorbell->seq);
 }
 
 static inline bool
@@ -126,27 +126,27 @@ any_ready(const Wait *wait)
 }
 
 static inline bool
-bell_rung(const Wait *wait)
+doorbell_rung(const Wait *wait)
 {
     if (wait->seen_seq < 0) {
         return false;
     }
-    return __atomic_load_n(&wait->bell->seq, __ATOMIC_ACQUIRE) != (uint32_t)wait->seen_seq;
+    return __atomic_load_n(&wait->doorbell->seq, __ATOMIC_ACQUIRE) != (uint32_t)wait->seen_seq;
 }
 
 /* Sleep until a ring, at most timeout_ns. Returns 0 or the errno of FUTEX_WAIT. */
 static inline int
-sleep_on_bell(const Wait *wait, uint64_t timeout_ns)
+sleep_on_doorbell(const Wait *wait, uint64_t timeout_ns)
 {
     int error = 0;
-    __atomic_fetch_add(&wait->bell->sleepers, 1, __ATOMIC_SEQ_CST);
+    __atomic_fetch_add(&wait->doorbell->sleepers, 1, __ATOMIC_SEQ_CST);
     /* Not implied on AArch64: there a load may still pass the store half of the addition. */
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
-    uint32_t seq = __atomic_load_n(&wait->bell->seq, __ATOMIC_ACQUIRE);
-    if (!any_ready(wait) && !bell_rung(wait)) {
-        error = futex_wait(&wait->bell->seq, seq, timeout_ns);
+    uint32_t seq = __atomic_load_n(&wait->doorbell->seq, __ATOMIC_ACQUIRE);
+    if (!any_ready(wait) && !doorbell_rung(wait)) {
+        error = futex_wait(&wait->doorbell->seq, seq, timeout_ns);
     }
-    __atomic_fetch_sub(&wait->bell->sleepers, 1, __ATOMIC_SEQ_CST);
+    __atomic_fetch_sub(&wait->doorbell->sleepers, 1, __ATOMIC_SEQ_CST);
     return error;
 }
 
@@ -164,7 +164,7 @@ wait_slice(const Wait *wait)
             if (any_ready(wait)) {
                 return WAIT_READY;
             }
-            if (bell_rung(wait)) {
+            if (doorbell_rung(wait)) {
                 return WAIT_RUNG;
             }
             cpu_relax();
@@ -173,11 +173,11 @@ wait_slice(const Wait *wait)
     }
     /* A ring for another flag ends one iteration, and the next one sleeps again. */
     while (now < slice_end) {
-        int error = sleep_on_bell(wait, slice_end - now);
+        int error = sleep_on_doorbell(wait, slice_end - now);
         if (any_ready(wait)) {
             return WAIT_READY;
         }
-        if (bell_rung(wait)) {
+        if (doorbell_rung(wait)) {
             return WAIT_RUNG;
         }
         if (error == EINTR) {
@@ -190,11 +190,11 @@ wait_slice(const Wait *wait)
 
 /* Set a flag first. Without sleepers this costs only a fence. */
 static inline void
-ring_bell(BellLine *bell)
+ring_doorbell(Doorbell *doorbell)
 {
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
-    if (__atomic_load_n(&bell->sleepers, __ATOMIC_RELAXED) != 0) {
-        bump_and_wake(bell);
+    if (__atomic_load_n(&doorbell->sleepers, __ATOMIC_RELAXED) != 0) {
+        bump_and_wake(doorbell);
     }
 }
 
