@@ -64,7 +64,12 @@ begin_slots(Layer *layer, const Held *held)
     Flow *flow = &layer->flow_B[0];
     int32_t *count_E = NULL;
     if (held->first_S == NULL) {
-        fill(layer);
+        if (fill(layer)) {
+            cover(layer);
+        } else {
+            pack(layer);
+        }
+        use_free_slots(layer);
         return;
     }
     for (int32_t s = 0; s < layer->servers; s++) {

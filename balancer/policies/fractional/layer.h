@@ -42,7 +42,7 @@ carve(Arena *arena, size_t count, size_t size)
 
 /* What the steps need. */
 size_t fill_bytes(const Layer *layer, int32_t slots);
-size_t refill_bytes(const Layer *layer, int32_t slots);
+size_t one_by_one_bytes(const Layer *layer);
 size_t improve_bytes(const Layer *layer, int32_t slots);
 
 /* In every scenario's flow. */
@@ -57,8 +57,17 @@ int64_t count_cross_node(const Layer *layer, int32_t expert);
 /* Flows in any unit become shares, equal ones if they are 0. */
 void make_shares(Flow *flow);
 
-/* fill.c: slots from nothing, for load_E. */
-void fill(Layer *layer);
+/* fill.c: deals load_E to empty slots, to each server its part. If servers differ, an expert may be left without a slot.
+ * False: spare slots are too few. */
+bool fill(Layer *layer);
+/* ... and again, preferring what servers hold; changes nothing if that does not pay. For one scenario, without nodes.
+ * Returns an upper bound of PAR - 1 (INFINITY: unknown). */
+double refill(Layer *layer);
+
+/* one_by_one.c: places all experts, if spare slots are few. */
+void pack(Layer *layer);
+/* Puts replicas of the hottest experts into free slots: not needed for this load, but useful for the next one. */
+void use_free_slots(Layer *layer);
 
 /* A layer's current layout: server s holds expert[first_S[s]] .. expert[first_S[s + 1] - 1], ascending. */
 typedef struct {
@@ -74,10 +83,6 @@ void begin_slots(Layer *layer, const Held *held);
 void cover(Layer *layer);
 /* Drops cross-node replicas until the limit is kept. */
 void limit_abroad(Layer *layer);
-
-/* refill.c: fills servers anew to the mean of load_E, preferring what they hold; changes nothing if that does not pay.
- * For one scenario, without nodes. Returns an upper bound of PAR - 1 (INFINITY: unknown). */
-double refill(Layer *layer);
 
 /* improve.c: exchanges experts while that pays, with at most `rounds` rounds of shifting load. Returns the mean PAR of
  * the scenarios. */

@@ -8,18 +8,29 @@ therefore rated by the best split over it (`eaas.minmax`), not by the load per r
     price       by how much a loaded replica must lower the PAR of its layer
     cross-node  replicas of an expert on other nodes than its first
 
-Without a current layout (`fill.c`), the algorithm resembles filling an alias table (A. J. Walker 1974;
-McNaughton's wrap-around rule, 1959, with k jobs on a machine):
+One fill (`fill.c`) deals the load out, with and without a current layout. It resembles filling an alias
+table (A. J. Walker 1974; McNaughton's wrap-around rule, 1959, with k jobs on a machine): a server with k
+slots gets exactly its part of the load, as k - 1 whole experts and a piece of one more. The remainder of
+that expert stays in the pool. This always works while the pool has at most one expert more than the
+remaining servers have slots, less one each. The PAR is then 1, with at most E + S - 1 replicas.
 
-    Step 1. Fill a server with k slots to exactly its part of the load: k - 1 whole experts and a piece of one
-            more, the hottest expert left if possible. The remainder of that expert stays in the pool. This
-            always works while the pool has as many experts as the remaining servers have slots, less one
-            each. The PAR is then 1, with at most E + S - 1 replicas.
-    Step 2. With fewer slots: replicate where load per replica is highest (Adams' apportionment), place by
-            longest processing time first, and continue with step 4.
-    Step 3. Remaining slots get further replicas of the hottest experts.
+    Step 1. Leaves: a server that has at most one expert in common with servers not filled yet keeps what it
+            holds, as its part of the common expert is determined; then the next server along the chain is a
+            leaf. One whose own experts are too much, too little or none is deferred. Without a current
+            layout all are.
+    Step 2. The pool is dealt to the deferred servers: to each as many of its own experts as possible, else
+            the hottest expert left as the piece. Servers that hold too much come first; where nothing is
+            held, the server whose slots fit the pool best. With nodes, the pool is dealt to them like to
+            servers, within the limit of cross-node replicas, and a node's part to its servers.
+    Step 3. A current layout is replaced only if no split over it reaches the new PAR, plus the price of the
+            loads. Without one, remaining slots get further replicas of the hottest experts
+            (`one_by_one.c`).
 
-With a current layout (`improve.c`):
+With fewer slots there is no such deal: replicate where load per replica is highest (Adams' apportionment),
+place by longest processing time first, and continue with step 4. A current layout goes straight to step 4
+with several scenarios, or with nodes.
+
+From any layout (`improve.c`):
 
     Step 4. Split each scenario best, by a max-flow. Load above a target between mean and peak that cannot be
             shifted is excess; it is on servers with sole replicas. While there is excess, add a replica of
@@ -93,7 +104,7 @@ def fractional(
     """Lay out for the best split of each batch; the module's docstring has the algorithm.
 
     The shares are those of the best split of the planned load. Without a current layout the PAR is 1.0 if
-    servers are alike and (slots per server - 1) * servers >= experts. Every replica has a share above 0.
+    servers are alike and (slots per server - 1) * servers >= experts - 1. Every replica has a share above 0.
 
     Args:
         problem: The input. With `current`, only moves that pay back are made.

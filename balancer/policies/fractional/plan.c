@@ -73,7 +73,7 @@ write_rows(const Flow *flow, double *share_N, int64_t at, int64_t *end_S, int32_
 static size_t
 scratch_bytes(const Layer *layer, int32_t slots)
 {
-    size_t of_step[] = {fill_bytes(layer, slots), refill_bytes(layer, slots), improve_bytes(layer, slots)}, most = 0;
+    size_t of_step[] = {fill_bytes(layer, slots), one_by_one_bytes(layer), improve_bytes(layer, slots)}, most = 0;
     for (size_t i = 0; i < sizeof(of_step) / sizeof(*of_step); i++) {
         most = of_step[i] > most ? of_step[i] : most;
     }

@@ -123,12 +123,14 @@ def test_a_changed_load_is_balanced_again_with_few_loads() -> None:
     st.integers(2, 5),
     st.sampled_from(KINDS),
     st.booleans(),
+    st.booleans(),
 )
 def test_par_is_one_in_every_such_case_from_nothing_and_where_loads_cost_nothing(
-    seed: int, servers: int, slots: int, kind: str, from_nothing: bool
+    seed: int, servers: int, slots: int, kind: str, from_nothing: bool, full: bool
 ) -> None:
     rng = np.random.default_rng(seed)
-    experts = int(rng.integers(1, (slots - 1) * servers + 1))
+    most = (slots - 1) * servers + 1
+    experts = most if full else int(rng.integers(1, most + 1))
     load_LE = loads_of(kind, rng, 2, experts)
     current_LSE = None if from_nothing else rng.random((2, servers, experts)) < rng.random()
     planned = plan(
