@@ -392,7 +392,6 @@ begin(Fill *fill)
 {
     const Layer *layer = fill->layer;
     const Flow *flow = fill->flow;
-    double speed = 0;
     fill->spare = 1 - layer->experts;
     for (int32_t e = 0; e < layer->experts; e++) {
         fill->load += fill->rest_E[e] = layer->load_E[e];
@@ -409,7 +408,6 @@ begin(Fill *fill)
     }
     for (int32_t s = 0; s < layer->servers; s++) {
         int32_t slots = slots_of(layer, s);
-        speed += layer->speed_S[s];
         fill->spare += slots > 0 ? slots - 1 : 0;
         fill->gives_S[s] = fill->common_S[s] = 0;
         fill->state_S[s] = slots > 0 ? OPEN : CLOSED;
@@ -417,7 +415,7 @@ begin(Fill *fill)
             fill->common_S[s] += fill->may_N[n] && fill->open_E[flow->expert_N[n]] > 1;
         }
     }
-    fill->mean = fill->load / speed;
+    fill->mean = fill->load / layer->speed;
     fill->pool.crumb = fill->node.crumb = fill->load * CRUMB;
 }
 

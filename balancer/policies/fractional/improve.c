@@ -59,10 +59,6 @@ start_flows(Search *search)
         }
         search->cross_node += count_cross_node(layer, e);
     }
-    double speed = 0;
-    for (int32_t s = 0; s < layer->servers; s++) {
-        speed += layer->speed_S[s];
-    }
     for (int32_t b = 0; b < layer->scenarios; b++) {
         Flow *flow = &layer->flow_B[b];
         double total = 0;
@@ -73,7 +69,7 @@ start_flows(Search *search)
             }
             total += flow->load_S[s];
         }
-        search->mean_B[b] = total / speed;
+        search->mean_B[b] = total / layer->speed;
         search->weight_B[b] = total > 0 ? 1 / total : 0;
     }
 }

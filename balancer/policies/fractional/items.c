@@ -236,25 +236,23 @@ void
 take_share(const Items *own, Items *others, const Share *share, Items *out, double *rest_E)
 {
     const Items *source = share->split_is_own ? own : others;
-    int32_t split = share->split, end = share->first + share->count;
+    int32_t split = share->split;
     int32_t expert = split == NONE ? NONE : source->expert[split];
     double rest = split == NONE ? 0 : source->rest[split] - share->part;
     out->count = 0;
     copy_items(own, share->own, share->own_end, out);
-    copy_items(others, share->first, end, out);
+    copy_items(others, share->first, share->first + share->count, out);
     for (int32_t i = 0; i < out->count; i++) {
         if (out->expert[i] != NONE) {
             rest_E[out->expert[i]] = -1;
         }
     }
-    /* The later one first, so that the earlier one's index stays valid. */
-    if (split != NONE && !share->split_is_own && split >= end) {
+    int32_t first = share->first;
+    if (split != NONE && !share->split_is_own) {
         remove_items(others, split, 1);
+        first -= split < first;
     }
-    remove_items(others, share->first, share->count);
-    if (split != NONE && !share->split_is_own && split < end) {
-        remove_items(others, split, 1);
-    }
+    remove_items(others, first, share->count);
     for (int32_t i = 0; i < own->count; i++) {
         if ((i < share->own || i >= share->own_end) && !(share->split_is_own && i == split)) {
             insert_item(others, own->rest[i], own->expert[i]);

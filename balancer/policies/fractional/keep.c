@@ -87,23 +87,7 @@ begin_slots(Layer *layer, const Held *held)
             }
             if (slot != NONE) {
                 put_everywhere(layer, slot, e);
-            }
-        }
-    }
-    for (int32_t n = 0; n < flow->slots; n++) {
-        flow->flow_N[n] = 1;
-    }
-    for (int32_t s = 0; held->share != NULL && s < layer->servers; s++) {
-        /* Slots are mostly in the order of what is held, so that the search goes on where the last one ended. */
-        int64_t begin = held->first_S[s], end = held->first_S[s + 1], i = begin;
-        for (int32_t n = flow->first_S[s]; n < flow->first_S[s + 1]; n++) {
-            for (int64_t tries = flow->expert_N[n] == NONE ? 0 : end - begin; tries > 0; tries--) {
-                int64_t here = i;
-                i = i + 1 < end ? i + 1 : begin;
-                if (held->expert[here] == flow->expert_N[n]) {
-                    flow->flow_N[n] = held->share[here];
-                    break;
-                }
+                flow->flow_N[slot] = held->share == NULL ? 1 : held->share[i];
             }
         }
     }

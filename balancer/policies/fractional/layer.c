@@ -16,6 +16,23 @@ take_everywhere(Layer *layer, int32_t slot)
     }
 }
 
+void
+put_all(Layer *layer, const int32_t *expert_N)
+{
+    for (int32_t b = 0; b < layer->scenarios; b++) {
+        Flow *flow = &layer->flow_B[b];
+        for (int32_t e = 0; e < layer->experts; e++) {
+            flow->head_E[e] = NONE;
+        }
+        for (int32_t n = 0; n < flow->slots; n++) {
+            flow->expert_N[n] = NONE;
+            if (expert_N[n] != NONE) {
+                flow_put(flow, n, expert_N[n]);
+            }
+        }
+    }
+}
+
 bool
 holds(const Flow *flow, int32_t server, int32_t expert)
 {

@@ -14,6 +14,7 @@ typedef struct {
     int32_t scenarios, servers, experts;
     const int32_t *first_S; /* S + 1: slots of server s are first_S[s] .. first_S[s + 1] - 1 */
     const double *speed_S;
+    double speed;        /* of all servers */
     const int32_t *node_S; /* NULL: no limit */
     int32_t nodes;
     int64_t most_cross_node; /* most replicas on other nodes than their expert's first */
@@ -48,6 +49,7 @@ size_t improve_bytes(const Layer *layer, int32_t slots);
 /* In every scenario's flow. */
 void put_everywhere(Layer *layer, int32_t slot, int32_t expert);
 void take_everywhere(Layer *layer, int32_t slot);
+void put_all(Layer *layer, const int32_t *expert_N);
 bool holds(const Flow *flow, int32_t server, int32_t expert);
 int32_t free_slot(const Flow *flow, int32_t server);
 int32_t replicas(const Flow *flow, int32_t expert);

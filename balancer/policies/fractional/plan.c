@@ -168,6 +168,9 @@ plan_fractional(const double *load_BLE, const float *load_LTE, const int64_t *sl
         most = slots_LS[i] > most ? (int32_t)slots_LS[i] : most;
     }
     Layer layer = {.scenarios = b, .servers = s, .experts = e, .speed_S = speed_S, .node_S = node_S, .nodes = nodes};
+    for (int32_t i = 0; i < s; i++) {
+        layer.speed += speed_S[i];
+    }
     size_t flow_size = (flow_bytes(s, e, slots) + 63) / 64 * 64;
     int32_t *first_S = malloc(((size_t)servers + 1) * sizeof(*first_S));
     char *flow_block = malloc((size_t)b * flow_size);

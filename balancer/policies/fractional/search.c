@@ -49,17 +49,9 @@ restore(Search *search)
 {
     Layer *layer = search->layer;
     size_t slots = (size_t)layer->flow_B[0].slots, servers = (size_t)layer->servers;
+    put_all(layer, search->saved_N);
     for (int32_t b = 0; b < layer->scenarios; b++) {
         Flow *flow = &layer->flow_B[b];
-        for (int32_t e = 0; e < layer->experts; e++) {
-            flow->head_E[e] = NONE;
-        }
-        for (int32_t n = 0; n < flow->slots; n++) {
-            flow->expert_N[n] = NONE;
-            if (search->saved_N[n] != NONE) {
-                flow_put(flow, n, search->saved_N[n]);
-            }
-        }
         memcpy(flow->flow_N, search->saved_BN + (size_t)b * slots, slots * sizeof(double));
         memcpy(flow->load_S, search->saved_BS + (size_t)b * servers, servers * sizeof(double));
     }

@@ -62,13 +62,10 @@ begin_loads(Together *search, const float *load_TE)
     const Layer *layer = search->layer;
     const int32_t *order_T = search->order_T;
     int32_t experts = layer->experts, padded = search->vectors * LANES, iterations = search->iterations;
-    double *factor_T = search->factor_T, speed = 0;
-    for (int32_t s = 0; s < layer->servers; s++) {
-        speed += layer->speed_S[s];
-    }
+    double *factor_T = search->factor_T;
     for (int32_t t = 0; t < iterations; t++) {
         double sum = sum_row(load_TE + (ptrdiff_t)order_T[t] * experts, experts);
-        factor_T[t] = sum > 0 ? speed / sum : 0;
+        factor_T[t] = sum > 0 ? layer->speed / sum : 0;
     }
     /* Some experts at a time, whose loads of an iteration are in one line of the cache. */
     for (int32_t e = 0; e < experts; e += LANES) {

@@ -255,17 +255,8 @@ count_new(const Together *search)
 static void
 change_to(Together *search, const int32_t *expert_N, const float *share_N)
 {
-    Flow *flow = &search->layer->flow_B[0];
-    for (int32_t n = 0; n < flow->slots; n++) {
-        if (flow->expert_N[n] != NONE) {
-            flow_take(flow, n);
-        }
-    }
-    for (int32_t n = 0; n < flow->slots; n++) {
-        if (expert_N[n] != NONE) {
-            flow_put(flow, n, expert_N[n]);
-        }
-    }
+    const Flow *flow = &search->layer->flow_B[0];
+    put_all(search->layer, expert_N);
     for (int32_t n = 0; n < flow->slots; n++) {
         float even = expert_N[n] == NONE ? 0 : 1 / (float)replicas(flow, expert_N[n]);
         search->share_N[n] = share_N != NULL ? share_N[n] : even;
