@@ -104,9 +104,9 @@ def test_a_changed_load_is_balanced_again_with_few_loads() -> None:
     rng = np.random.default_rng(2)
     load_LE = rng.lognormal(0, 1, (3, 256))
     for servers, slots, change, part in (
-        (64, 320, 0.05, 0.1),
+        (64, 320, 0.05, 0.06),
         (64, 320, 0.3, 0.2),
-        (288, 576, 0.3, 0.25),
+        (288, 576, 0.3, 0.18),
     ):
         later_LE = load_LE * rng.lognormal(0, change, load_LE.shape)
         first = plan("fractional", load_LE, servers, slots)
